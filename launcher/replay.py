@@ -133,7 +133,7 @@ class Replayer:
 
     def _attempt(self, limit_s: float, after: Outcome | None) -> Attempt:
         records = {name: told.record for name, told in self._told.items()}
-        watch = ReplayWatch(self._question, records, self._watch.histories, limit_s)
+        watch = ReplayWatch(self._question, records, self._watch.all_facts, limit_s)
         plan = ReplayPlan(
             to_step=self._question.to_step,
             resume=self._begin.checkpoint,
@@ -172,14 +172,14 @@ def _begin(question: Question, watch: Watch) -> Begin:
     """From the newest checkpoint of the run that is older than the fault: the healthy worker's,
     since that of a suspect may hold its fault. Else from where the run began."""
     source = (*question.healthy, *question.suspects)[0]
-    history = watch.histories[source]
-    resumed, content = (history.detail.get(key) for key in ("resumed", "resumed_content"))
+    facts = watch.all_facts[source]
+    resumed, content = (facts.detail.get(key) for key in ("resumed", "resumed_content"))
     begun = Begin()
     if resumed:
-        begun = Begin(history.first_step, Path(str(resumed)), None if not content else str(content))
+        begun = Begin(facts.first_step, Path(str(resumed)), None if not content else str(content))
     if not question.healthy and not question.is_named:
         return begun
-    for event in reversed(intact(history.saved)):
+    for event in reversed(intact(facts.saved)):
         if begun.step < event.step <= question.begin_by:
             return Begin(event.step, Path(event.path), event.content)
     return begun

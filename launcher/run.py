@@ -149,7 +149,7 @@ class Run:
         """The last that its workers have saved, as far as this machine has heard of it."""
         from launcher.report.files import intact
 
-        saved = [event for each in self._watch.histories.values() for event in each.saved]
+        saved = [event for each in self._watch.all_facts.values() for event in each.saved]
         return next((Path(event.path) for event in reversed(intact(saved))), None)
 
     def carry_out(self, goes_on: Callable[[RunEnd, int], bool] = lambda *_: False) -> RunResult:
@@ -327,7 +327,7 @@ class Run:
         is_over = is_stopped or exit_code == EXIT_PASS
         if launch.arguments.command or not is_over:
             return iter(())
-        saved = {name: each.saved for name, each in self._watch.histories.items()}
+        saved = {name: each.saved for name, each in self._watch.all_facts.items()}
         if launch.is_job:  # one rank writes for all
             saved = {"the job": [event for each in saved.values() for event in each]}
         speaks = (self._record.data or {}).get("speaks", "text")

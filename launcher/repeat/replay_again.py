@@ -128,7 +128,7 @@ def _question(worker: str | None, record: RunRecord, watch: Watch) -> Question:
         raise UsageError(f"replay: this run has no {worker} (it has {', '.join(record.workers)})")
     own = [q for q in questions_of(watch) if worker is None or worker in q.suspects]
     asked_for = record.workers if worker is None else [worker]
-    bad = {n: found for n in asked_for if (found := watch.histories[n].nonfinite) is not None}
+    bad = {n: found for n in asked_for if (found := watch.all_facts[n].nonfinite) is not None}
     if bad and not own:
         raise UsageError(_no_bits(bad))
     if worker is None and not own:

@@ -15,13 +15,13 @@ from launcher.report.page.document import page
 from launcher.report.page.story import story_of
 from launcher.telemetry.health import slow_symptom, symptoms
 from launcher.verdict.advice import advised
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.judge import Recall, judge
 from launcher.verdict.live import Watch
 from launcher.verdict.record import Case, RunEnd, RunRecord
 from launcher.verdict.results import Judgement, LastStep, RunResult
 from launcher.verdict.scope import scope_of
 from launcher.verdict.slow import Slow
-from launcher.verdict.steps import History
 from model_check.config.schema import FAIL_ON
 from model_check.errors import UsageError
 from model_check.events import Evidence, Telemetry, decode_gpu
@@ -46,10 +46,8 @@ def conclude(
     """The verdict of a run with its GPUs' health and history, and what to do. `place` puts a file
     of evidence into a dossier of `directory`, where no later run writes over it, or finds it there.
     `recall`: see `judge`; None: what the record kept of the history."""
-    for name, history in watch.histories.items():
-        history.evidence = _placed(
-            history.evidence, directory / run_dir.DOSSIER / name.lower(), place
-        )
+    for name, facts in watch.all_facts.items():
+        facts.evidence = _placed(facts.evidence, directory / run_dir.DOSSIER / name.lower(), place)
     end, workers = record.end, record.ended
     assert end is not None, "a run that is over has an end"
     assert workers is not None
@@ -58,12 +56,12 @@ def conclude(
         replace(each, evidence=_here(each.evidence, before, directory)) for each in workers
     )
     _compare_dossiers(end, watch, directory)
-    histories = {worker.name: watch.histories.get(worker.name, History()) for worker in workers}
+    all_facts = {worker.name: watch.all_facts.get(worker.name, WorkerFacts()) for worker in workers}
     case = Case(
         record,
         end,
         workers,
-        histories,
+        all_facts,
         watch.agreement.agreed_steps,
         watch.agreement.lacking,
         symptoms={name: symptoms(name, health) for name, health in (record.healths or {}).items()},
@@ -84,7 +82,7 @@ def held_against_golden(record: RunRecord, watch: Watch) -> RunRecord:
     has, if it has one."""
     if watch.golden is None:
         return record
-    golden = watch.golden.result(record, watch.histories, watch.last_vectors)
+    golden = watch.golden.result(record, watch.all_facts, watch.last_vectors)
     return replace(record, golden=golden)
 
 
@@ -121,7 +119,7 @@ class _Dossier(NamedTuple):
 def _compare_dossiers(end: RunEnd, watch: Watch, directory: Path) -> None:
     """Where suspects, and one that was healthy then, kept their state: which values differ, as
     evidence. An earlier comparison stays."""
-    kept = [dossier for name in watch.histories for dossier in _dossiers(name, directory)]
+    kept = [dossier for name in watch.all_facts for dossier in _dossiers(name, directory)]
     suspects = _suspects(end, watch)
     healthy = [dossier for dossier in kept if _is_healthy(dossier, suspects)]
     for dossier in kept:
@@ -132,7 +130,7 @@ def _compare_dossiers(end: RunEnd, watch: Watch, directory: Path) -> None:
             _compare_with_one(dossier, [peer for peer in healthy if peer.worker in equals])
         if path.exists():
             evidence = Evidence(path=str(path), what="difference")
-            watch.histories[dossier.worker].evidence.append(evidence)
+            watch.all_facts[dossier.worker].evidence.append(evidence)
 
 
 def _dossiers(worker: str, directory: Path) -> Iterator[_Dossier]:
@@ -160,8 +158,8 @@ def _suspects(end: RunEnd, watch: Watch) -> dict[str, int]:
     ]
     found += [
         (0 if broken.since is None else broken.since + 1, name)
-        for name, history in watch.histories.items()
-        if (broken := history.broken) is not None
+        for name, facts in watch.all_facts.items()
+        if (broken := facts.broken) is not None
     ]
     return {name: step for step, name in sorted(found, reverse=True)}
 
@@ -182,9 +180,9 @@ def _last_steps(watch: Watch) -> list[LastStep]:
     """One for all workers with the same bits; of those that finished, in the order of the run,
     whoever told them first."""
     steps: list[LastStep] = []
-    for worker, history in watch.histories.items():
+    for worker, facts in watch.all_facts.items():
         vectors = watch.last_vectors.get(worker)
-        if vectors is None or not history.is_finished:
+        if vectors is None or not facts.is_finished:
             continue
         same = next((s for s in steps if (s.step, s.fp) == (vectors.step, vectors.fp)), None)
         if same is not None:

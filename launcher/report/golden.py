@@ -115,7 +115,7 @@ def _useless(run: Finished) -> str | None:
         return "a command of your own ran there"
     if run.record.not_compared is not None:
         return run.record.not_compared
-    if any(history.repeated is False for history in run.watch.histories.values()):
+    if any(facts.repeated is False for facts in run.watch.all_facts.values()):
         return "its kernels vary"
     if not any(agreed.num_steps for agreed in _agreed(run.watch)):
         return "no step was told, or they differ from the first on"
@@ -124,7 +124,7 @@ def _useless(run: Finished) -> str | None:
 
 def _agreed(watch: Watch) -> Iterator[_Agreed]:
     """Of each kind those that agreed in most steps."""
-    for kind in {tuple(watch.agreement.equals(name)): None for name in watch.histories}:
+    for kind in {tuple(watch.agreement.equals(name)): None for name in watch.all_facts}:
         counts = {name: _num_agreed(name, watch) for name in kind}
         most = max(counts.values())
         yield _Agreed([name for name in kind if counts[name] == most], most)
@@ -132,7 +132,7 @@ def _agreed(watch: Watch) -> Iterator[_Agreed]:
 
 def _num_agreed(worker: str, watch: Watch) -> int:
     """One without equals agrees with itself."""
-    return watch.agreement.agreed_steps.get(worker, watch.histories[worker].num_steps)
+    return watch.agreement.agreed_steps.get(worker, watch.all_facts[worker].num_steps)
 
 
 def _lacks(run: Finished, agreed: _Agreed) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _lacks(run: Finished, agreed: _Agreed) -> Iterator[str]:
     if len(agreed.workers) < ENOUGH_WORKERS:
         them = f"{listed(agreed.workers)} agreed" if len(agreed.workers) > 1 else "one worker"
         yield f"{them}, and {ENOUGH_WORKERS} are needed"
-    to_do = (record.steps or 0) - run.watch.histories[agreed.workers[0]].first_step
+    to_do = (record.steps or 0) - run.watch.all_facts[agreed.workers[0]].first_step
     if agreed.num_steps < to_do:
         yield f"{agreed.num_steps:,} of {to_do:,} steps were compared"
 
@@ -156,13 +156,13 @@ def _made(run: Finished, agreed: _Agreed, forced: str | None) -> Golden:
     steps = [event for event in told if isinstance(event, Step)][: agreed.num_steps]
     if not steps:
         raise UsageError(f"{run.directory}: no golden file: the events of {first} are gone")
-    is_whole = agreed.num_steps == watch.histories[first].num_steps
+    is_whole = agreed.num_steps == watch.all_facts[first].num_steps
     last_step = steps[-1].step
     evaluations = [event for event in told if isinstance(event, Evaluation)]
     vectors = watch.last_vectors.get(first)
     return Golden(
         schema=SCHEMA,
-        key=key_of(record.groups[first], watch.histories[first].detail),
+        key=key_of(record.groups[first], watch.all_facts[first].detail),
         source=_source(run, agreed.workers, forced),
         step_ms=_usual_ms(run.directory, agreed.workers),
         tokens_per_s=_tokens_per_s(run, agreed),
@@ -196,6 +196,6 @@ def _usual_ms(directory: Path, workers: Sequence[str]) -> float | None:
 
 
 def _tokens_per_s(run: Finished, agreed: _Agreed) -> float | None:
-    done = [run.watch.histories[name].done for name in agreed.workers]
+    done = [run.watch.all_facts[name].done for name in agreed.workers]
     known = [each.tokens_per_s for each in done if each and each.tokens_per_s]
     return median(known) if known else None

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct, field
 
 from launcher.report.read_run import is_running, read_conclusion, read_record
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.record import RunRecord
-from launcher.verdict.steps import History
 from model_check.errors import UsageError
 from model_check.events import Metrics, Step, Telemetry, decode, decode_gpu
 from model_check.utils.held import hold_unlinked
@@ -57,7 +57,7 @@ class Appended:
 class WorkerProgress(Struct):
     """One worker, as it is now. None: not told (yet)."""
 
-    history: History = field(default_factory=lambda: History(tracer=None))
+    facts: WorkerFacts = field(default_factory=lambda: WorkerFacts(tracer=None))
     last: Step | None = None
     metrics: Metrics | None = None
     sample: Telemetry | None = None
@@ -67,7 +67,7 @@ class WorkerProgress(Struct):
 
     def take_event(self, line: bytes) -> None:
         event = decode(line)
-        self.history.record(event)
+        self.facts.record(event)
         match event:
             case Metrics():
                 self.metrics = event
@@ -81,7 +81,7 @@ class WorkerProgress(Struct):
 
     @property
     def step(self) -> int | None:
-        return self.history.last_step
+        return self.facts.last_step
 
     @property
     def step_s(self) -> float | None:

@@ -338,7 +338,7 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
     it lives."""
     if is_running(record):
         raise _still_going(directory, record)
-    differs = watch.disagreements or any(h.broken for h in watch.histories.values())
+    differs = watch.disagreements or any(h.broken for h in watch.all_facts.values())
     end = RunEnd(
         exit_code=EXIT_UNNAMED if differs else EXIT_INTERNAL,  # the verdict says who
         reason="the launcher did not live to see the end",
@@ -350,7 +350,7 @@ def _cut_short(record: RunRecord, directory: Path, watch: Watch) -> RunRecord:
 
 
 def _by_its_word(name: str, watch: Watch) -> WorkerEnd:
-    done, curves = watch.histories[name].done, watch.curves[name]
+    done, curves = watch.all_facts[name].done, watch.curves[name]
     code = done.exit_code if done else None
     stopped = code is not None and request_of(code) is not None
     told_s = (curves.last_ns - curves.first_ns) / 1e9

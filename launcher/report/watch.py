@@ -207,7 +207,7 @@ def _table(run: RunProgress, width: int) -> Table:
     cells = {name: [cell(worker) for worker in run.workers.values()] for name, cell in columns}
     # A command of your own tells nothing.
     unheard = "" if run.record.steps is None else "waiting"
-    cells["phase"] = [worker.history.state or unheard for worker in run.workers.values()]
+    cells["phase"] = [worker.facts.state or unheard for worker in run.workers.values()]
     shown = [name for name in ("phase", *dict(columns)) if any(cells[name])]
     table.add_column("worker", no_wrap=True)
     for name in shown:

@@ -8,11 +8,11 @@ from typing import Any
 from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement, Replay, quantity_name
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.rules import Kind, Rule
 from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom, worst
 from launcher.verdict.shared import Peers, is_equal, peers_at, shared_failure
-from launcher.verdict.steps import History
 from launcher.verdict.trials import what_its_trial_showed
 from model_check.errors import (
     EXIT_INTERNAL,
@@ -51,7 +51,7 @@ _AFTER_REPLAYS = {
 
 class Finding(Struct, frozen=True):
     kind: Kind
-    facts: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     """What its sentence needs."""
     symptoms: Sequence[Symptom] = ()
     """Of its GPU: the gravest tells class and severity."""
@@ -62,7 +62,7 @@ class Finding(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        return self.rule.sentence.format(**self.facts)
+        return self.rule.sentence.format(**self.values)
 
     @property
     def classed(self) -> tuple[CauseClass | None, Severity | None]:
@@ -97,7 +97,7 @@ def _finding(case: Case, worker: WorkerEnd) -> Finding:
 
 def _variation(case: Case, worker: WorkerEnd) -> Finding | None:
     """A replay clears this worker: a healthy one of its kind varies."""
-    if not (case.histories[worker.name].broken or _difference_of(case, worker)):
+    if not (case.all_facts[worker.name].broken or _difference_of(case, worker)):
         return None
     for replay in case.end.replays:
         if replay.is_software and any(is_equal(case, worker.name, n) for n in replay.suspects):
@@ -110,16 +110,16 @@ def _trial(case: Case, worker: WorkerEnd) -> Finding | None:
     difference = _difference_of(case, worker)
     if difference is None or not difference.is_of_trial:
         return None
-    told = case.histories[worker.name].detail
-    facts = _facts(case, worker, difference)
-    facts |= {"shown": what_its_trial_showed(worker.name, difference, told)}
+    told = case.all_facts[worker.name].detail
+    values = _values(case, worker, difference)
+    values |= {"shown": what_its_trial_showed(worker.name, difference, told)}
     if worker.name in case.suspects and worker.name in (*difference.odd, *case.odd_by_replay):
-        return Finding(_after_replays("FAILED_TRIAL", case, worker), facts)
-    return Finding(Kind.TRIALS_DIFFER, facts) if _is_apart(case, worker, difference) else None
+        return Finding(_after_replays("FAILED_TRIAL", case, worker), values)
+    return Finding(Kind.TRIALS_DIFFER, values) if _is_apart(case, worker, difference) else None
 
 
 def _odd_unless_changed(case: Case, worker: WorkerEnd) -> Finding | None:
-    return None if case.histories[worker.name].broken else _odd(case, worker)
+    return None if case.all_facts[worker.name].broken else _odd(case, worker)
 
 
 def _odd(case: Case, worker: WorkerEnd) -> Finding | None:
@@ -129,16 +129,16 @@ def _odd(case: Case, worker: WorkerEnd) -> Finding | None:
     difference, golden = _difference_of(case, worker), case.record.golden
     kind = _after_replays("ODD", case, worker)
     if difference is not None and worker.name in case.odd_by_replay:
-        return Finding(kind, _facts(case, worker, difference) | {"whom": "its peer"})
+        return Finding(kind, _values(case, worker, difference) | {"whom": "its peer"})
     if difference is not None and worker.name in difference.odd:
-        return Finding(kind, _facts(case, worker, difference) | {"whom": "the majority"})
+        return Finding(kind, _values(case, worker, difference) | {"whom": "the majority"})
     if case.end.elsewhere is not None and worker.name in case.end.culprits:
-        facts = {"place": f"step {case.end.elsewhere.step}", "repeat": Repeat.NOT_REPLAYED}
-        return Finding(kind, facts | {"whom": "the other nodes"})
+        values = {"place": f"step {case.end.elsewhere.step}", "repeat": Repeat.NOT_REPLAYED}
+        return Finding(kind, values | {"whom": "the other nodes"})
     standing = None if golden is None else golden.of(worker.name)
     if golden is None or standing is None or standing.disagreement is None:
         return None
-    return Finding(kind, _facts(case, worker, standing.disagreement) | {"whom": golden.label})
+    return Finding(kind, _values(case, worker, standing.disagreement) | {"whom": golden.label})
 
 
 def _failure(case: Case, worker: WorkerEnd) -> Finding | None:
@@ -152,7 +152,7 @@ def _failure(case: Case, worker: WorkerEnd) -> Finding | None:
 
 
 def _lost_peer(case: Case, worker: WorkerEnd) -> Finding | None:
-    done = case.histories[worker.name].done
+    done = case.all_facts[worker.name].done
     if done is None or not done.peer_lost or worker.name in case.end.culprits:
         return None
     return Finding(Kind.PEER_LOST, {"said": _error(case, worker)})
@@ -162,8 +162,8 @@ def _not_started(case: Case, worker: WorkerEnd) -> Finding | None:
     if not worker.spawn_error:
         return None
     is_of_host = worker.returncode == EXIT_INTERNAL
-    facts = {"spawn_error": worker.spawn_error, "whose": FAULT_OF_HOST}
-    return Finding(Kind.NO_PROCESS if is_of_host else Kind.NOT_STARTED, facts)
+    values = {"spawn_error": worker.spawn_error, "whose": FAULT_OF_HOST}
+    return Finding(Kind.NO_PROCESS if is_of_host else Kind.NOT_STARTED, values)
 
 
 def _hang(case: Case, worker: WorkerEnd) -> Finding | None:
@@ -174,15 +174,15 @@ def _hang(case: Case, worker: WorkerEnd) -> Finding | None:
 
 
 def _not_finite(case: Case, worker: WorkerEnd) -> Finding | None:
-    bad = case.histories[worker.name].nonfinite
+    bad = case.all_facts[worker.name].nonfinite
     if bad is None:
         return None
     peers = peers_at(case, worker.name, bad.step)
     kind, repeat = _ALONE[bad.repeated]
     if peers is not Peers.NONE:
         kind = _BESIDE[peers]
-    facts = {"where": bad.where, "step": bad.step, "born": born(bad), "repeat": repeat}
-    return Finding(kind, facts)
+    values = {"where": bad.where, "step": bad.step, "born": born(bad), "repeat": repeat}
+    return Finding(kind, values)
 
 
 def born(bad: NonFinite) -> str:
@@ -194,20 +194,20 @@ def born(bad: NonFinite) -> str:
 
 def _changed(case: Case, worker: WorkerEnd) -> Finding | None:
     """What it keeps from one update to the next."""
-    broken = case.histories[worker.name].broken
+    broken = case.all_facts[worker.name].broken
     if broken is None:
         return None
-    facts = {"what": broken.what} | _repeat_facts(case, worker)
+    values = {"what": broken.what} | _repeat_values(case, worker)
     if case.changed_alike:
-        return Finding(Kind.STATE_CHANGED_ALIKE, facts)
+        return Finding(Kind.STATE_CHANGED_ALIKE, values)
     if worker.name not in case.suspects:
-        return Finding(Kind.STATE_CHANGED_BESIDE, facts)
-    return Finding(_after_replays("STATE_CHANGED", case, worker), facts)
+        return Finding(Kind.STATE_CHANGED_BESIDE, values)
+    return Finding(_after_replays("STATE_CHANGED", case, worker), values)
 
 
 def _not_repeated(case: Case, worker: WorkerEnd) -> Finding | None:
     """The passes of its first step gave other bits when they were computed twice."""
-    if case.histories[worker.name].repeated is not False:
+    if case.all_facts[worker.name].repeated is not False:
         return None
     if _kernels_vary(case, worker):
         return Finding(Kind.UNREPEATABLE)
@@ -219,8 +219,8 @@ def _kernels_vary(case: Case, worker: WorkerEnd) -> bool:
     it has no equal."""
     if case.end.exit_code == EXIT_USAGE and worker.name in case.end.culprits:
         return True
-    equals = [n for n in case.histories if is_equal(case, worker.name, n)]
-    return len(equals) == 1 or sum(case.histories[n].repeated is False for n in equals) > 1
+    equals = [n for n in case.all_facts if is_equal(case, worker.name, n)]
+    return len(equals) == 1 or sum(case.all_facts[n].repeated is False for n in equals) > 1
 
 
 def _mismatch(case: Case, worker: WorkerEnd) -> Finding | None:
@@ -231,40 +231,40 @@ def _mismatch(case: Case, worker: WorkerEnd) -> Finding | None:
 
 
 def _ended_badly(case: Case, worker: WorkerEnd) -> Finding | None:
-    end, history = case.end, case.histories[worker.name]
-    announced, error = _announced(history), _error(case, worker)
+    end, facts = case.end, case.all_facts[worker.name]
+    announced, error = _announced(facts), _error(case, worker)
     is_blamed = worker.name in end.culprits
     if shared_failure(case, worker.name) is not None:
         code = announced or worker.returncode or 0
         kind = Kind.REFUSED_ALIKE if code == EXIT_USAGE else Kind.FAILED_ALIKE
-        return _failed(kind, worker, history, code, error if history.done else worker.last_error)
+        return _failed(kind, worker, facts, code, error if facts.done else worker.last_error)
     if worker.oom and announced == EXIT_PASS:
-        how = f"{NO_HOST_MEMORY}{_where(history)}"
-        facts = {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
-        return Finding(Kind.NO_HOST_MEMORY, facts)
+        how = f"{NO_HOST_MEMORY}{_where(facts)}"
+        values = {"how": how, "oom": f"; {worker.oom}", "whose": FAULT_OF_HOST}
+        return Finding(Kind.NO_HOST_MEMORY, values)
     if worker.returncode and not worker.stopped_by_us:
         said = error or worker.last_error
         is_refused = worker.returncode == EXIT_USAGE and said and len(case.workers) == 1
         kind = Kind.REFUSED if is_refused else Kind.FAILED
-        return _failed(kind, worker, history, worker.returncode, said)
+        return _failed(kind, worker, facts, worker.returncode, said)
     is_stopped_for = is_blamed and announced == end.exit_code
     if announced != EXIT_PASS and (is_stopped_for or announced < EXIT_SIGNAL_BASE):
-        return _failed(Kind.FAILED, worker, history, announced, error)
+        return _failed(Kind.FAILED, worker, facts, announced, error)
     return None
 
 
 def _failed(
-    kind: Kind, worker: WorkerEnd, history: History, returncode: int, error: str | None
+    kind: Kind, worker: WorkerEnd, facts: WorkerFacts, returncode: int, error: str | None
 ) -> Finding:
-    how = f"{describe_exit(returncode)}{_where(history, tells_phase=not error)}"
+    how = f"{describe_exit(returncode)}{_where(facts, tells_phase=not error)}"
     said, oom = f": {error}" if error else "", f"; {worker.oom}" if worker.oom else ""
-    facts = {"how": how, "said": said, "oom": oom, "exit_code": exit_code_of(returncode)}
-    return Finding(kind, facts)
+    values = {"how": how, "said": said, "oom": oom, "exit_code": exit_code_of(returncode)}
+    return Finding(kind, values)
 
 
-def _where(history: History, tells_phase: bool = True) -> str:
-    after = "" if history.last_step is None else f" after step {history.last_step}"
-    phase = "" if history.phase is None or not tells_phase else f" in phase {history.phase}"
+def _where(facts: WorkerFacts, tells_phase: bool = True) -> str:
+    after = "" if facts.last_step is None else f" after step {facts.last_step}"
+    phase = "" if facts.phase is None or not tells_phase else f" in phase {facts.phase}"
     return f"{after}{phase}"
 
 
@@ -274,7 +274,7 @@ def _disputed(case: Case, worker: WorkerEnd) -> Finding | None:
     if difference is None or not difference.dispute or worker.name not in difference.disputed:
         return None
     place = f"step {difference.step}, {quantity_name(difference.dispute.quantity)}"
-    return Finding(Kind.DIFFERS, _facts(case, worker, difference) | {"place": place})
+    return Finding(Kind.DIFFERS, _values(case, worker, difference) | {"place": place})
 
 
 def _strayed(case: Case, worker: WorkerEnd) -> Finding | None:
@@ -286,7 +286,7 @@ def _apart(case: Case, worker: WorkerEnd) -> Finding | None:
     difference = _difference_of(case, worker)
     if difference is None or not _is_apart(case, worker, difference):
         return None
-    return Finding(Kind.DIFFERS, _facts(case, worker, difference))
+    return Finding(Kind.DIFFERS, _values(case, worker, difference))
 
 
 def _is_apart(case: Case, worker: WorkerEnd, difference: Disagreement) -> bool:
@@ -303,11 +303,11 @@ def _unfinished(case: Case, worker: WorkerEnd) -> Finding | None:
         return Finding(Kind.NEVER_STARTED)
     if worker.returncode is None:
         return Finding(Kind.END_UNSEEN)
-    history, steps = case.histories[worker.name], case.record.steps
-    done = history.done
+    facts, steps = case.all_facts[worker.name], case.record.steps
+    done = facts.done
     # What this worker had to train itself; None: a foreign command.
-    to_do = None if steps is None else max(0, steps - history.first_step)
-    has_done_all = done and done.exit_code == EXIT_PASS and history.num_steps == to_do
+    to_do = None if steps is None else max(0, steps - facts.first_step)
+    has_done_all = done and done.exit_code == EXIT_PASS and facts.num_steps == to_do
     request = _request(case, worker)
     if request and not has_done_all:
         return Finding(Kind.STOPPED_BY_SIGNAL, {"signal": request.name})
@@ -317,13 +317,13 @@ def _unfinished(case: Case, worker: WorkerEnd) -> Finding | None:
         return Finding(Kind.STOPPED_ON_REQUEST if case.end.is_by_signal else Kind.STOPPED)
     if done and done.early is not None:
         return Finding(Kind.ENDED_EARLY, {"why": done.early})
-    if to_do not in (None, history.num_steps):
-        return Finding(Kind.TOO_FEW_STEPS, {"done": history.num_steps, "to_do": to_do})
+    if to_do not in (None, facts.num_steps):
+        return Finding(Kind.TOO_FEW_STEPS, {"done": facts.num_steps, "to_do": to_do})
     return None
 
 
 def _by_deadline(case: Case, worker: WorkerEnd) -> Finding:
-    alone = case.histories[worker.name].num_steps
+    alone = case.all_facts[worker.name].num_steps
     done = case.agreed_steps.get(worker.name, alone)
     if done >= ENOUGH_STEPS:
         return _passed(case, worker)
@@ -354,12 +354,12 @@ _BITS_FIRST: Sequence[_Look] = (_trial, _odd_unless_changed)
 _IN_ORDER: Sequence[_Look] = (_failure, _odd, _disputed, _strayed, _apart, _unfinished)
 
 
-def _facts(case: Case, worker: WorkerEnd, difference: Disagreement) -> dict[str, Any]:
+def _values(case: Case, worker: WorkerEnd, difference: Disagreement) -> dict[str, Any]:
     place = f"step {difference.step}, {difference.place}"
-    return {"place": place} | _repeat_facts(case, worker)
+    return {"place": place} | _repeat_values(case, worker)
 
 
-def _repeat_facts(case: Case, worker: WorkerEnd) -> dict[str, Any]:
+def _repeat_values(case: Case, worker: WorkerEnd) -> dict[str, Any]:
     """What its replays showed, and in words: how often it was wrong, what it did of two."""
     found = _replay_of(case, worker)
     of_two = ""
@@ -390,11 +390,11 @@ def _difference_of(case: Case, worker: WorkerEnd) -> Disagreement | None:
 
 def _request(case: Case, worker: WorkerEnd) -> Signals | None:
     """The request that ended this worker and that we got, too. None: another one, or a failure."""
-    history = case.histories[worker.name]
+    facts = case.all_facts[worker.name]
     is_blamed = worker.name in (*case.end.culprits, *case.end.tied)
-    if is_blamed or worker.stopped_by_us or history.nonfinite:
+    if is_blamed or worker.stopped_by_us or facts.nonfinite:
         return None
-    request = request_of(_announced(history) or worker.returncode or EXIT_PASS)
+    request = request_of(_announced(facts) or worker.returncode or EXIT_PASS)
     return request if request in case.end.requests else None
 
 
@@ -402,17 +402,17 @@ def is_unordered(case: Case, worker: WorkerEnd) -> bool:
     """Whether it is unknown if this worker failed by itself: several failed together, or we were
     asked to end before its death was judged. Then it may have been asked, too, and have ended in
     its own way. A failure that it told itself stays a failure."""
-    history = case.histories[worker.name]
-    has_said = history.nonfinite or _announced(history) or worker.spawn_error
+    facts = case.all_facts[worker.name]
+    has_said = facts.nonfinite or _announced(facts) or worker.spawn_error
     return worker.name in case.end.tied or (case.end.is_by_signal and not has_said)
 
 
-def _announced(history: History) -> int:
+def _announced(facts: WorkerFacts) -> int:
     """The exit code that the worker announced; 0 if it announced none."""
-    return history.done.exit_code if history.done else EXIT_PASS
+    return facts.done.exit_code if facts.done else EXIT_PASS
 
 
 def _error(case: Case, worker: WorkerEnd) -> str | None:
     """Why it ended, as it announced."""
-    done = case.histories[worker.name].done
+    done = case.all_facts[worker.name].done
     return done.error.splitlines()[0] if done and done.error else None

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.agreement import compare
 from launcher.verdict.disagreement import Disagreement, explain
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.golden import (
     NAME,
     OF_SPEED,
@@ -21,7 +22,6 @@ from launcher.verdict.golden import (
 )
 from launcher.verdict.record import RunRecord
 from launcher.verdict.slow import WARM_UP
-from launcher.verdict.steps import History
 from model_check.events import Evaluation, Event, Step, Vectors
 from model_check.utils.fingerprint import BEFORE
 
@@ -58,12 +58,12 @@ class GoldenWatch:
                 self._hold(worker, event, self._evaluations.get((event.step, event.split)))
 
     def result(
-        self, record: RunRecord, histories: Mapping[str, History], last: Mapping[str, Vectors]
+        self, record: RunRecord, all_facts: Mapping[str, WorkerFacts], last: Mapping[str, Vectors]
     ) -> GoldenResult:
         """Of a run that is over. `last`: worker -> the latest fingerprints that it told."""
         was = self._golden.source.versions
         standings = [
-            self._standing(name, record, histories[name], last.get(name)) for name in self._tracks
+            self._standing(name, record, all_facts[name], last.get(name)) for name in self._tracks
         ]
         return GoldenResult(
             file=self._file,
@@ -83,17 +83,17 @@ class GoldenWatch:
         track.num_equal += isinstance(event, Step) and track.difference is None
 
     def _standing(
-        self, name: str, record: RunRecord, history: History, last: Vectors | None
+        self, name: str, record: RunRecord, facts: WorkerFacts, last: Vectors | None
     ) -> Standing:
         track = self._tracks[name]
-        here = key_of(record.groups[name], history.detail)
-        differing = others(self._golden.key, here) if history.detail else []
+        here = key_of(record.groups[name], facts.detail)
+        differing = others(self._golden.key, here) if facts.detail else []
         standing = Standing(
             name=name,
-            steps=history.num_steps,
+            steps=facts.num_steps,
             equal_steps=track.num_equal,
             others=self._by_setting(differing),
-            why_not=record.not_compared or self._why_not(track, history),
+            why_not=record.not_compared or self._why_not(track, facts),
             speed=self._speed(track) if {o.name for o in differing}.isdisjoint(OF_SPEED) else None,
         )
         if not standing.is_comparable or track.difference is None:
@@ -108,8 +108,8 @@ class GoldenWatch:
         digest = [other for other in differing if other.name == "settings"]
         return [*(named or digest if digest else []), *(o for o in differing if o not in digest)]
 
-    def _why_not(self, track: _Track, history: History) -> str | None:
-        if not history.num_steps:
+    def _why_not(self, track: _Track, facts: WorkerFacts) -> str | None:
+        if not facts.num_steps:
             return "it told no step"
         is_held = track.num_equal or track.difference is not None
         return None if is_held else "the file holds none of its steps"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import convert
 from msgspec.structs import replace
 
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.findings import Finding, Findings, findings_of, is_unordered
 from launcher.verdict.past import TRANSIENT, EarlierFaults
 from launcher.verdict.record import Case, WorkerEnd
@@ -18,7 +19,6 @@ from launcher.verdict.results import (
 )
 from launcher.verdict.rules import Kind
 from launcher.verdict.scope import what_one_showed
-from launcher.verdict.steps import History
 from launcher.verdict.summary import summary
 from launcher.verdict.symptoms import (
     gpu_findings,
@@ -77,7 +77,7 @@ def judge(case: Case, recall: Recall = lambda names: {}) -> Judgement:
         elsewhere=end.elsewhere,
     )
     last_errors = {worker.name: f": {worker.last_error}" for worker in case.workers}
-    quoted = {n for n in own if n in explained and own[n].facts.get("said") == last_errors[n]}
+    quoted = {n for n in own if n in explained and own[n].values.get("said") == last_errors[n]}
     # The summary does not tell of earlier runs.
     unexplained = {row.name for row in rows if row.verdict not in _INNOCENT} - {*explained}
     return Judgement(result, unexplained | seen.keys(), quoted, case.is_training)
@@ -103,7 +103,7 @@ def _seen_before(own: Findings, deciding: Findings, recall: Recall) -> dict[str,
     transient = [
         name
         for name, found in deciding.items()
-        if (found.classed[0], own[name].facts.get("repeat")) == TRANSIENT
+        if (found.classed[0], own[name].values.get("repeat")) == TRANSIENT
     ]
     earlier = recall(transient) if transient else {}
     return {
@@ -182,42 +182,42 @@ def _as(finding: Finding) -> tuple[Verdict, int]:
     rule = finding.rule
     verdict = rule.of_run or rule.verdict
     verdict = Verdict.INCONCLUSIVE if verdict is Verdict.STOPPED else verdict
-    said = finding.facts.get("exit_code", EXIT_INTERNAL)
+    said = finding.values.get("exit_code", EXIT_INTERNAL)
     return verdict, said if rule.exit_code is None else rule.exit_code
 
 
 def _row(case: Case, worker: WorkerEnd, finding: Finding) -> WorkerResult:
-    history, rule, kind = case.histories[worker.name], finding.rule, finding.kind
+    facts, rule, kind = case.all_facts[worker.name], finding.rule, finding.kind
     verdict = rule.verdict
     if verdict is Verdict.FAIL and is_unordered(case, worker):
         verdict = Verdict.INCONCLUSIVE
     ended_by_itself = verdict is Verdict.FAIL or kind is Kind.NO_HOST_MEMORY
-    ended_by_itself |= kind is Kind.FAILED_ALIKE and history.done is None
+    ended_by_itself |= kind is Kind.FAILED_ALIKE and facts.done is None
     is_quoted = (ended_by_itself and not finding.is_of_replays) or worker.name in case.end.tied
-    done, (cause_class, severity) = history.done, rule.classed
+    done, (cause_class, severity) = facts.done, rule.classed
     return WorkerResult(
         name=worker.name,
         verdict=verdict,
         kind=kind.name.lower(),
         cause=finding.sentence or None,
-        steps=history.num_steps,
-        loss_first=_number(history.loss_first),
-        loss_last=_number(history.loss_last),
+        steps=facts.num_steps,
+        loss_first=_number(facts.loss_first),
+        loss_last=_number(facts.loss_last),
         tokens_per_s=done.tokens_per_s if done else None,
         peak_memory_bytes=done.peak_memory_bytes if done else None,
         duration_s=round(worker.duration_s, 3),
-        waiting=None if history.waiting is None else round(history.waiting, 4),
+        waiting=None if facts.waiting is None else round(facts.waiting, 4),
         returncode=worker.returncode,
         gpu=case.record.gpus.get(worker.name),
-        detail=history.detail,
-        validation=_validation(history),
-        notes=[*history.notes, *_shown_beside(case, history)],
-        evidence=[*(item.path for item in history.evidence), *worker.evidence],
+        detail=facts.detail,
+        validation=_validation(facts),
+        notes=[*facts.notes, *_shown_beside(case, facts)],
+        evidence=[*(item.path for item in facts.evidence), *worker.evidence],
         last_lines=list(worker.last_lines) if is_quoted else [],
         cause_class=cause_class,
         severity=severity,
-        repeat=finding.facts.get("repeat"),
-        trace=history.tracer.trace if history.tracer else None,
+        repeat=finding.values.get("repeat"),
+        trace=facts.tracer.trace if facts.tracer else None,
     )
 
 
@@ -251,16 +251,16 @@ def _with_gpu(
     )
 
 
-def _shown_beside(case: Case, history: History) -> list[str]:
+def _shown_beside(case: Case, facts: WorkerFacts) -> list[str]:
     """What a training shows of its device: the summary of a check tells it."""
     shows = case.is_training and case.end.exit_code == EXIT_PASS
-    return [what_one_showed(history, None)] if shows else []
+    return [what_one_showed(facts, None)] if shows else []
 
 
-def _validation(history: History) -> list[SplitResult]:
+def _validation(facts: WorkerFacts) -> list[SplitResult]:
     return [
         replace(convert(event, SplitResult, from_attributes=True), loss=_number(event.loss))
-        for event in history.evaluations.values()
+        for event in facts.evaluations.values()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Follows the workers while they run: keeps their histories, keeps them in step, and stops the run
+"""Follows the workers while they run: keeps their facts, keeps them in step, and stops the run
 when bits differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,13 +7,13 @@ from launcher.verdict.agreement import Agreement
 from launcher.verdict.alone import Standing, who_is_alone
 from launcher.verdict.curves import Curves
 from launcher.verdict.disagreement import EQUAL, VARIED, Disagreement, Mismatch, explain
+from launcher.verdict.facts import UNREPEATABLE, WorkerFacts
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.observer import Dismissal, Observer
 from launcher.verdict.pace import Pace
 from launcher.verdict.record import Stop
 from launcher.verdict.settling import Settling
 from launcher.verdict.slow import Slowness
-from launcher.verdict.steps import UNREPEATABLE, History
 from model_check.errors import EXIT_USAGE
 from model_check.events import (
     Break,
@@ -47,7 +47,7 @@ class Watch(Observer):
         steps a worker may be ahead of the slowest of its group. `dossier_bytes`: how much each may
         keep as evidence; None: nobody keeps any. `goes_on`: the others go on when one is named.
         `golden`: hears each step, too."""
-        self.histories = {name: History() for name in groups}
+        self.all_facts = {name: WorkerFacts() for name in groups}
         self.curves = {name: Curves() for name in groups}
         self.mismatch: Mismatch | None = None
         self.slowness = Slowness(groups)
@@ -109,7 +109,7 @@ class Watch(Observer):
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
         """Take one event; a Stop when all is told and kept of a fault."""
-        self.histories[worker].record(event)
+        self.all_facts[worker].record(event)
         self.curves[worker].record(event)
         if self.golden is not None:
             self.golden.record(worker, event)
@@ -239,9 +239,9 @@ class Watch(Observer):
             self._tell(told for told in settling.commands() if told[0] == worker)
 
     def _is_behind(self, worker: str, step: int) -> bool:
-        history = self.histories[worker]
-        last = -1 if history.last_step is None else history.last_step
-        return history.broken is None and not history.is_finished and last < step
+        facts = self.all_facts[worker]
+        last = -1 if facts.last_step is None else facts.last_step
+        return facts.broken is None and not facts.is_finished and last < step
 
     def _settling_of(self, pace: Pace | None) -> Settling:
         settling = Settling(pace, self._died, self._named, self._dossier_bytes)

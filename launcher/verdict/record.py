@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from launcher.verdict.disagreement import Disagreement, Mismatch, Replay
+from launcher.verdict.facts import WorkerFacts, changed_alike
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
 from launcher.verdict.nodes import Elsewhere, JobPart
@@ -19,7 +20,6 @@ from launcher.verdict.past import EarlierFaults
 from launcher.verdict.results import Seconds, WorkerName
 from launcher.verdict.severity import Symptom
 from launcher.verdict.slow import Slow
-from launcher.verdict.steps import History, changed_alike
 from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNNAMED
 from model_check.events import ExitCode, MonotonicNs
@@ -196,7 +196,7 @@ class Case(Struct, frozen=True):
     record: RunRecord
     end: RunEnd
     workers: Sequence[WorkerEnd]
-    histories: Mapping[str, History]
+    all_facts: Mapping[str, WorkerFacts]
     agreed_steps: Mapping[str, int]
     """Worker -> steps at which it had the bits of all its equals; absent: it has no equal."""
     lacking: Mapping[str, Collection[str]] = {}
@@ -224,18 +224,18 @@ class Case(Struct, frozen=True):
         if self.record.command[:1] == ["check"]:
             return False
         is_alone = len(self.workers) == 1 and self.record.part is None
-        saves = any(history.saved for history in self.histories.values())
+        saves = any(facts.saved for facts in self.all_facts.values())
         return is_alone and saves and self.record.golden is None
 
     @property
     def broken(self) -> list[str]:
         """The workers whose state changed by itself, and not that of all alike."""
-        broken = [name for name, history in self.histories.items() if history.broken is not None]
+        broken = [name for name, facts in self.all_facts.items() if facts.broken is not None]
         return [] if self.changed_alike else broken
 
     @property
     def changed_alike(self) -> list[str]:
-        return changed_alike(self.histories)
+        return changed_alike(self.all_facts)
 
     @property
     def suspects(self) -> list[str]:

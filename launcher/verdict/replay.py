@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from launcher.verdict.agreement import DIVIDING, MUST_MATCH, TAKEN, compare
 from launcher.verdict.alone import Tally, is_majority
 from launcher.verdict.disagreement import REPEATED, VARIED, Disagreement, Replay, explain
+from launcher.verdict.facts import WorkerFacts, changed_alike
 from launcher.verdict.live import Watch
 from launcher.verdict.observer import NEVER, Dismissal, Observer
 from launcher.verdict.pace import Pace
 from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.settling import GO_S
 from launcher.verdict.severity import Repeat
-from launcher.verdict.steps import History, changed_alike
 from launcher.verdict.trials import outcomes
 from model_check.errors import EXIT_HANG, EXIT_USAGE
 from model_check.events import (
@@ -95,9 +95,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
 def questions_of(watch: Watch) -> list[Question]:
     """One for each fault of bits, but for validation losses: no step shows them; and for each trial
     of a kernel that no more than half of the equals failed."""
-    if changed_alike(watch.histories):
+    if changed_alike(watch.all_facts):
         return []
-    broken = {name: h.broken for name, h in watch.histories.items() if h.broken}
+    broken = {name: h.broken for name, h in watch.all_facts.items() if h.broken}
     found = [each for each in watch.disagreements if " " not in each.quantity]
     odd = {name: each for each in reversed(found) for name in each.odd}
     unnamed = [each for each in found if _is_unnamed(each, watch)]
@@ -116,7 +116,7 @@ def _of_trial(found: Disagreement, watch: Watch) -> Iterator[Question]:
     failed = [name for name, shown in found.bits.items() if shown != PASSED]
     if is_majority(len(failed), len(found.bits)):
         return
-    to_step = max(watch.histories[name].first_step for name in found.bits)
+    to_step = max(watch.all_facts[name].first_step for name in found.bits)
     passed = tuple(name for name in found.bits if name not in (*failed, *found.others))
     for name in failed:
         yield Question(to_step, (name,), passed, trial=found.quantity)
@@ -124,7 +124,7 @@ def _of_trial(found: Disagreement, watch: Watch) -> Iterator[Question]:
 
 def _is_unnamed(found: Disagreement, watch: Watch) -> bool:
     """Whether nobody is: neither by a majority nor since its state changed by itself."""
-    return not found.odd and all(watch.histories[name].broken is None for name in found.bits)
+    return not found.odd and all(watch.all_facts[name].broken is None for name in found.bits)
 
 
 def _question_of(
@@ -134,7 +134,7 @@ def _question_of(
     steps = [each.step for each in (found, change) if each is not None]
     sound_to = -1 if change is None or change.since is None else change.since
     begins = [sound_to + 1] if change is not None else []
-    begins += [_begin_by(found, watch.histories[name].turn)] if found is not None else []
+    begins += [_begin_by(found, watch.all_facts[name].turn)] if found is not None else []
     return Question(
         to_step=max(steps),
         suspects=(name,),
@@ -156,7 +156,7 @@ def _begin_by(found: Disagreement, turn: int | None) -> int:
 
 def question_about(worker: str, watch: Watch) -> Question | None:
     """To the last step of a worker that nobody named; None: it told none."""
-    last = watch.histories[worker].last_step
+    last = watch.all_facts[worker].last_step
     if last is None:
         return None
     healthy = _healthy(watch, worker, last)
@@ -171,7 +171,7 @@ def _healthy(watch: Watch, worker: str, to_step: int) -> tuple[str, ...]:
         each.bits if _is_unnamed(each, watch) else (*each.odd, *each.disputed) for each in differ
     )
     known = {worker, *(name for names in doubted for name in names)}
-    equals = {n: watch.histories[n] for n in watch.agreement.equals(worker) if n not in known}
+    equals = {n: watch.all_facts[n] for n in watch.agreement.equals(worker) if n not in known}
     steps = {
         n: h.last_step for n, h in equals.items() if _is_healthy(h) and h.last_step is not None
     }
@@ -179,9 +179,9 @@ def _healthy(watch: Watch, worker: str, to_step: int) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: -steps[name]))
 
 
-def _is_healthy(history: History) -> bool:
-    is_sound = history.broken is None and history.nonfinite is None
-    return is_sound and history.repeated is not False
+def _is_healthy(facts: WorkerFacts) -> bool:
+    is_sound = facts.broken is None and facts.nonfinite is None
+    return is_sound and facts.repeated is not False
 
 
 class ReplayWatch(Observer):
@@ -191,13 +191,13 @@ class ReplayWatch(Observer):
         self,
         question: Question,
         records: Mapping[str, Record],
-        histories: Mapping[str, History],
+        all_facts: Mapping[str, WorkerFacts],
         limit_s: float,
     ) -> None:
-        """`histories`: of the run. `limit_s`: how long this attempt may take."""
+        """`all_facts`: of the run. `limit_s`: how long this attempt may take."""
         self._question, self._records, self._limit_s = question, records, limit_s
-        self._of_run = histories
-        self._histories = {name: History() for name in question.workers}
+        self._of_run = all_facts
+        self._all_facts = {name: WorkerFacts() for name in question.workers}
         self._steps: dict[str, dict[int, Step]] = {name: {} for name in question.workers}
         self._vectors: dict[tuple[str, int], Vectors] = {}
         self._pace = Pace(question.workers, max_lead=1)
@@ -230,7 +230,7 @@ class ReplayWatch(Observer):
         )
 
     def on_event(self, worker: str, event: Event) -> Stop | None:
-        self._histories[worker].record(event)
+        self._all_facts[worker].record(event)
         match event:
             case Phase(name="build" | "train"):
                 self._compare_what_it_is(worker, event)
@@ -250,7 +250,7 @@ class ReplayWatch(Observer):
         return self._stop()
 
     def on_end(self, worker: str) -> None:
-        if worker in self._question.healthy and not self._histories[worker].is_finished:
+        if worker in self._question.healthy and not self._all_facts[worker].is_finished:
             self._lost.add(worker)
         self._pace.leave(worker)
         self._guide()
@@ -288,8 +288,8 @@ class ReplayWatch(Observer):
         )
 
     def _has_finished(self, worker: str) -> bool:
-        history = self._histories[worker]
-        is_over = history.num_steps > 0 and history.is_finished
+        facts = self._all_facts[worker]
+        is_over = facts.num_steps > 0 and facts.is_finished
         return worker in self._tried if self._question.trial else is_over
 
     def _guide(self) -> None:
@@ -343,7 +343,7 @@ class ReplayWatch(Observer):
     def _hold_against_run(self, worker: str, step: Step) -> None:
         recorded, question = self._told_in_run(worker, step.step), self._question
         found = compare({"the run": recorded, "the replay": step}) if recorded else None
-        is_first = self._histories[worker].num_steps == 1
+        is_first = self._all_facts[worker].num_steps == 1
         if found and is_first and worker in question.healthy and found.quantity.startswith(BEFORE):
             what = found.place.removesuffix(" before the update")
             self._is_not_comparable(f"{worker} began with other {what} than the run")

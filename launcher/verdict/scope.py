@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.record import Case
 from launcher.verdict.results import RunResult, Scope, Verdict
-from launcher.verdict.steps import History
 from model_check.utils.words import printable
 
 _RULE_OF_THREE = 3
@@ -21,17 +21,17 @@ def scope_of(case: Case, result: RunResult) -> Scope | None:
     steps = min((worker.steps for worker in result.workers), default=0)
     if result.verdict not in (Verdict.PASS, Verdict.WARN) or steps == 0:
         return None
-    histories = [case.histories[worker.name] for worker in result.workers]
+    all_facts = [case.all_facts[worker.name] for worker in result.workers]
     compared, golden = _compared_steps(case), case.record.golden
     golden = golden if golden and len(golden.equal) == len(result.workers) else None
-    touched, memory = min(map(_memory, histories), key=_share)
+    touched, memory = min(map(_memory, all_facts), key=_share)
     return Scope(
         steps=steps,
         compared_steps=compared,
-        fingerprints=fingerprints_of(histories),
-        flops=_flops(histories, num_ranks=len(histories) if case.is_job else 1),
-        dtype=next(iter(_said(histories, "dtype")), None),
-        kernels=_said(histories, "attention_backend"),
+        fingerprints=fingerprints_of(all_facts),
+        flops=_flops(all_facts, num_ranks=len(all_facts) if case.is_job else 1),
+        dtype=next(iter(_said(all_facts, "dtype")), None),
+        kernels=_said(all_facts, "attention_backend"),
         memory_touched_bytes=touched,
         memory_bytes=memory,
         max_rate=max_rate(compared),
@@ -55,54 +55,56 @@ def scope_lines(scope: Scope, num_workers: int) -> Iterator[str]:
     yield f"not shown: {', '.join(scope.not_shown)}"
 
 
-def fingerprints_of(histories: Iterable[History]) -> str:
+def fingerprints_of(all_facts: Iterable[WorkerFacts]) -> str:
     """What fingerprints all of them took in each step: `full`, `rotate` (a part) or `off`."""
-    said = {str(history.detail.get("fingerprints")).partition(",")[0] for history in histories}
+    said = {str(facts.detail.get("fingerprints")).partition(",")[0] for facts in all_facts}
     return next((how for how in ("full", "rotate") if said == {how}), "off")
 
 
 def what_was_equal(
-    histories: Sequence[History], whose: str, count: str, *, is_job: bool = False
+    all_facts: Sequence[WorkerFacts], whose: str, count: str, *, is_job: bool = False
 ) -> str:
     """Of several workers without a difference. `count`: `9 of 9 steps`. `is_job`: they are ranks,
     which read different batches."""
-    if any(history.shard for history in histories):
-        return _what_shards_showed(histories, f"{whose} equal bit for bit in {count}")
-    how, equal = fingerprints_of(histories), f"{whose} equal bit for bit in {count}"
+    if any(facts.shard for facts in all_facts):
+        return _what_shards_showed(all_facts, f"{whose} equal bit for bit in {count}")
+    how, equal = fingerprints_of(all_facts), f"{whose} equal bit for bit in {count}"
     state = _STATE if is_job else _STATE_AND_FLOW
     if how == "full":
         return f"loss, {state}{equal}"
     if how == "off":
         return f"loss and gradient norm{equal}"
-    whole = "the first and the last" if all(h.is_finished for h in histories) else "the first"
+    whole = "the first and the last" if all(h.is_finished for h in all_facts) else "the first"
     return f"loss and gradient norms{equal}, a part of {state} in each, all in {whole}"
 
 
-def _what_shards_showed(histories: Sequence[History], equal: str) -> str:
+def _what_shards_showed(all_facts: Sequence[WorkerFacts], equal: str) -> str:
     """Of ranks that share a model: its state exists once, or once in each copy."""
-    how = fingerprints_of(histories)
+    how = fingerprints_of(all_facts)
     parts = [f"loss and gradient norm{'' if how == 'off' else 's'}{equal}"]
     if how != "off":
         part = "" if how == "full" else "a part of "
-        if len({history.shard for history in histories}) < len(histories):
+        if len({facts.shard for facts in all_facts}) < len(all_facts):
             verb = "was" if part else "were"
             parts.append(f"so {verb} {part}{_STATE} on ranks with equal shards")
         parts.append(f"{part}each shard stayed as each update left it")
     return "; ".join(parts)
 
 
-def what_one_showed(history: History, golden: GoldenResult | None, *, is_part: bool = False) -> str:
+def what_one_showed(
+    facts: WorkerFacts, golden: GoldenResult | None, *, is_part: bool = False
+) -> str:
     """Of a worker that has no other to be compared with. `is_part`: other nodes have some."""
     parts = ["one worker here" if is_part else "one worker, so nothing to compare it with"]
-    how = fingerprints_of([history])
+    how = fingerprints_of([facts])
     if golden is not None and golden.equal:
         (of_one,) = golden.workers
         count = f"{of_one.equal_steps} of {of_one.steps} steps of {golden.label}"
-        parts = [what_was_equal([history], "", count)]
+        parts = [what_was_equal([facts], "", count)]
     if how != "off":
         whose = "its weights and moments" if how == "full" else "what was watched of its state"
         parts.append(f"{whose} stayed as each update left {'them' if how == 'full' else 'it'}")
-    if history.repeated:
+    if facts.repeated:
         parts.append("the passes of its first step gave the same bits twice")
     return "; ".join(parts)
 
@@ -110,7 +112,7 @@ def what_one_showed(history: History, golden: GoldenResult | None, *, is_part: b
 def _not_shown_of_job(case: Case) -> Iterator[str]:
     """What is summed spreads to all ranks alike, and what one rank alone holds nobody compares."""
     wrong = "what one rank computes wrong before gradients are summed"
-    shards = [history.shard for history in case.histories.values()]
+    shards = [facts.shard for facts in case.all_facts.values()]
     asked_for = case.record.asked_for or {}
     if any(shards):
         yield f"{wrong}, or sums wrong (--mode replicate looks for it)"
@@ -127,31 +129,31 @@ def _compared_steps(case: Case) -> int:
     golden = case.record.golden
     counts = {} if golden is None else {e.name: e.equal_steps for e in golden.workers}
     if case.record.part is not None and case.record.part.agreed_steps:
-        counts = dict.fromkeys(case.histories, case.record.part.agreed_steps)
+        counts = dict.fromkeys(case.all_facts, case.record.part.agreed_steps)
     for name, steps in case.agreed_steps.items():
         counts[name] = max(steps, counts.get(name, 0))
     return min(counts.values(), default=0)
 
 
-def _said(histories: Iterable[History], key: str) -> list[str]:
-    values = (history.detail.get(key) for history in histories)
+def _said(all_facts: Iterable[WorkerFacts], key: str) -> list[str]:
+    values = (facts.detail.get(key) for facts in all_facts)
     return list(dict.fromkeys(str(value) for value in values if value is not None))
 
 
-def _flops(histories: Sequence[History], num_ranks: int) -> float | None:
+def _flops(all_facts: Sequence[WorkerFacts], num_ranks: int) -> float | None:
     """Of the worker that did least; ranks tell the tokens of all."""
-    of_token = [history.detail.get("flops_per_token") for history in histories]
+    of_token = [facts.detail.get("flops_per_token") for facts in all_facts]
     known = [
-        history.tokens * flops / num_ranks
-        for history, flops in zip(histories, of_token, strict=True)
+        facts.tokens * flops / num_ranks
+        for facts, flops in zip(all_facts, of_token, strict=True)
         if isinstance(flops, int | float)
     ]
-    return min(known) if len(known) == len(histories) else None
+    return min(known) if len(known) == len(all_facts) else None
 
 
-def _memory(history: History) -> tuple[int | None, int | None]:
+def _memory(facts: WorkerFacts) -> tuple[int | None, int | None]:
     """(touched, all there is) of its GPU, bytes; None: not told, or it is a CPU."""
-    memory, done = history.detail.get("memory_bytes"), history.done
+    memory, done = facts.detail.get("memory_bytes"), facts.done
     if not isinstance(memory, int) or done is None or done.peak_memory_bytes is None:
         return None, None
     return done.peak_memory_bytes, memory

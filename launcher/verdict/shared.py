@@ -6,9 +6,9 @@ from signal import SIGKILL
 from typing import Generic, NamedTuple, TypeVar
 
 from launcher.verdict.agreement import DIVIDING
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.last_lines import last_words, without_numbers
 from launcher.verdict.record import Case, WorkerEnd
-from launcher.verdict.steps import History
 from model_check.errors import EXIT_SIGNAL_BASE, exit_code_of
 from model_check.events import NonFinite, Scalar
 from model_check.utils.requests import request_of
@@ -46,7 +46,7 @@ def peers_at(case: Case, worker: str, step: int) -> Peers:
         return Peers.NONE
     if _sharing(case, worker, _bad_step(case)):
         return Peers.NOT_FINITE
-    kind = [case.histories[name] for name in _kind(case, worker)]
+    kind = [case.all_facts[name] for name in _kind(case, worker)]
     num_bad = sum(e.nonfinite is not None and e.nonfinite.step == step for e in kind)
     num_finite = sum(e.last_step is not None and e.last_step >= step for e in kind)
     if num_finite == 0 or case.record.not_compared is not None:
@@ -58,7 +58,7 @@ def shared_nonfinite(case: Case, worker: str) -> Shared[NonFinite] | None:
     """The non-finite step of this worker as it is told by one that knows most; None: it has none,
     or shares it with nobody."""
     names = _sharing(case, worker, _bad_step(case))
-    found = [bad for name in names if (bad := case.histories[name].nonfinite)]
+    found = [bad for name in names if (bad := case.all_facts[name].nonfinite)]
     known = [bad for bad in found if bad.repeated is not None]
     return Shared(names, (known or found)[0]) if found else None
 
@@ -78,10 +78,10 @@ def shared_failure(case: Case, worker: str) -> Shared[Failure] | None:
     if case.end.is_by_signal:
         return None
     ends = {each.name: each for each in case.workers}
-    names = _sharing(case, worker, lambda name: _failure(case.histories[name], ends[name]))
+    names = _sharing(case, worker, lambda name: _failure(case.all_facts[name], ends[name]))
     if not names:
         return None
-    first, end = case.histories[names[0]], ends[names[0]]
+    first, end = case.all_facts[names[0]], ends[names[0]]
     if first.done is not None:
         return Shared(names, Failure(first.done.exit_code, first.done.error or ""))
     is_trainer = first.phase is not None
@@ -105,7 +105,7 @@ def is_equal(case: Case, one: str, other: str) -> bool:
     its group is the same; where nothing is compared, groups tell nothing."""
     groups = case.record.groups if case.record.not_compared is None else {}
     is_of_group = groups.get(one) == groups.get(other)
-    return is_of_group and not _differ(case.histories[one].detail, case.histories[other].detail)
+    return is_of_group and not _differ(case.all_facts[one].detail, case.all_facts[other].detail)
 
 
 def _kind(case: Case, worker: str) -> Sequence[str]:
@@ -122,26 +122,26 @@ def _differ(mine: Mapping[str, Scalar], others: Mapping[str, Scalar]) -> bool:
 
 
 def _bad_step(case: Case) -> Callable[[str], int | None]:
-    return lambda name: bad.step if (bad := case.histories[name].nonfinite) else None
+    return lambda name: bad.step if (bad := case.all_facts[name].nonfinite) else None
 
 
-def _failure(history: History, end: WorkerEnd) -> tuple[int, str] | None:
+def _failure(facts: WorkerFacts, end: WorkerEnd) -> tuple[int, str] | None:
     """How it failed, and what it said of that, but for a NaN or a break: these have rows of their
     own."""
-    done = history.done
-    if history.nonfinite or history.broken or (done and done.peer_lost):
+    done = facts.done
+    if facts.nonfinite or facts.broken or (done and done.peer_lost):
         return None
     if done is None:
         code = exit_code_of(end.returncode or 0)
         is_own = code and not (end.stopped_by_us or end.spawn_error or end.oom)
         # Who was killed, or asked to end, tells nothing of the software.
         is_own = is_own and code != EXIT_SIGNAL_BASE + SIGKILL and request_of(code) is None
-        return (code, _said(history, end)) if is_own else None
+        return (code, _said(facts, end)) if is_own else None
     if done.error is None or not 0 < done.exit_code < EXIT_SIGNAL_BASE:
         return None
     return done.exit_code, without_numbers(done.error)
 
 
-def _said(history: History, end: WorkerEnd) -> str:
+def _said(facts: WorkerFacts, end: WorkerEnd) -> str:
     """Progress of a trainer tells nothing of its end."""
-    return without_numbers(last_words(end.last_lines)) if history.last_step is None else ""
+    return without_numbers(last_words(end.last_lines)) if facts.last_step is None else ""

@@ -85,7 +85,7 @@ def _why_not(case: Case, results: Sequence[WorkerResult]) -> Summary:
     if (shared := _what_was_shared(case)) is not None:
         return shared
     if (alike := case.changed_alike) and end.is_by_bits:
-        found = case.histories[alike[0]].broken
+        found = case.all_facts[alike[0]].broken
         what = "" if found is None else found.what
         return Summary(f"the software, not a GPU: {what}, in {len(alike)} workers alike", alike)
     if end.is_by_bits and (told := _what_golden_tells(case)) is not None:
@@ -254,7 +254,7 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
 def _what_ran(case: Case, row: WorkerResult) -> str:
     unit = "step" if row.steps == 1 else "steps"
     job = " of one job" if case.is_job else ""
-    return f"trained {row.steps} {unit}{job}, {case.histories[row.name].tokens:,} tokens"
+    return f"trained {row.steps} {unit}{job}, {case.all_facts[row.name].tokens:,} tokens"
 
 
 def _loss(row: WorkerResult) -> str:
@@ -267,7 +267,7 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     if len(names) == 1:
         golden = case.record.golden
         is_part = case.record.part is not None
-        return what_one_showed(case.histories[names[0]], golden, is_part=is_part)
+        return what_one_showed(case.all_facts[names[0]], golden, is_part=is_part)
     if case.record.not_compared is not None:
         return f"not compared: {case.record.not_compared}"
     lacking = [] if case.is_job else [name for name in names if name in case.lacking]
@@ -277,8 +277,8 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
         return "no two of them are alike, so nothing was compared"
     agreed = min(case.agreed_steps[name] for name in compared)
     whose = f" of {listed(compared)}" if alone or lacking else ""
-    histories = [case.histories[name] for name in compared]
-    text = what_was_equal(histories, whose, f"{agreed} of {steps}", is_job=case.is_job)
+    all_facts = [case.all_facts[name] for name in compared]
+    text = what_was_equal(all_facts, whose, f"{agreed} of {steps}", is_job=case.is_job)
     if alone:
         text += f"; {listed(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
     for name in lacking:

@@ -209,7 +209,7 @@ def _has_more(about: Mapping[str, Any]) -> bool:
 
 def _origin(worker: WorkerResult, story: Story) -> tuple[str, ...]:
     """Step, module, tensor and counts of what was not finite."""
-    found = story.history(worker.name).nonfinite
+    found = story.facts(worker.name).nonfinite
     if found is None or found.origin is None:
         return ()
     origin = found.origin

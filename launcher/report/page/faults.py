@@ -32,8 +32,8 @@ def difference_of(worker: str, result: RunResult) -> Disagreement | None:
 
 
 def since(worker: WorkerResult, result: RunResult, story: Story) -> Since:
-    history, curve = story.history(worker.name), story.curve(worker.name)
-    confessed = history.first_nonfinite or history.broken
+    facts, curve = story.facts(worker.name), story.curve(worker.name)
+    confessed = facts.first_nonfinite or facts.broken
     if confessed is not None:
         return Since(confessed.step, story.seconds(confessed.t))
     if (found := difference_of(worker.name, result)) is not None:
@@ -47,5 +47,5 @@ def since(worker: WorkerResult, result: RunResult, story: Story) -> Since:
         return Since(worker.slow.since_step, story.seconds(worker.slow.since_ns))
     if worker.verdict is Verdict.FAIL and not worker.symptoms and curve.last_ns:
         at_ns = curve.before_end_ns if result.exit_code == EXIT_HANG else curve.last_ns
-        return Since(history.last_step, story.seconds(at_ns), is_after=True)
+        return Since(facts.last_step, story.seconds(at_ns), is_after=True)
     return Since()

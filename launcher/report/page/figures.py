@@ -54,11 +54,11 @@ def figures(result: RunResult, story: Story) -> dict[str, Any]:
 
 def _strip(result: RunResult, story: Story) -> Iterator[Figure]:
     """A bar a worker: where it was equal, where its bits part, where it was not finite."""
-    trained = [w for w in result.workers if story.history(w.name).last_step is not None]
+    trained = [w for w in result.workers if story.facts(w.name).last_step is not None]
     if not trained:
         return
-    first = min(story.history(worker.name).first_step for worker in trained)
-    last = max(story.history(worker.name).last_step or 0 for worker in trained)
+    first = min(story.facts(worker.name).first_step for worker in trained)
+    last = max(story.facts(worker.name).last_step or 0 for worker in trained)
     x = Scale(first, max(last + 1, story.record.steps or 0))
     bars = [_bar_of_steps(worker, result, story) for worker in trained]
     ends = (f"step {first:,}", f"step {int(x.high) - 1:,}")
@@ -66,8 +66,8 @@ def _strip(result: RunResult, story: Story) -> Iterator[Figure]:
 
 
 def _bar_of_steps(worker: WorkerResult, result: RunResult, story: Story) -> Bar:
-    history = story.history(worker.name)
-    first, stop = history.first_step, (history.last_step or 0) + 1
+    facts = story.facts(worker.name)
+    first, stop = facts.first_step, (facts.last_step or 0) + 1
     agreed = min(stop, first + story.agreed_steps.get(worker.name, 0))
     segments = [Segment(first, agreed, "equal")] if agreed > first else []
     note = f"to step {stop - 1:,}"

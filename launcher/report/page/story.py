@@ -12,10 +12,10 @@ from msgspec import Struct
 from launcher.report.files import content_of
 from launcher.report.page.gpu_curves import GpuCurves, read_gpu_curves
 from launcher.verdict.curves import Curves
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.live import Watch
 from launcher.verdict.record import RunRecord
 from launcher.verdict.results import RunResult
-from launcher.verdict.steps import History
 from model_check.errors import UsageError
 from model_check.forensics.manifest import DIFFERENCE
 
@@ -27,7 +27,7 @@ STACKS = ".stacks.txt"
 class Story(Struct, frozen=True):
     directory: Path
     record: RunRecord
-    histories: Mapping[str, History] = {}
+    all_facts: Mapping[str, WorkerFacts] = {}
     """Worker -> what it said of itself; as the next five."""
     curves: Mapping[str, Curves] = {}
     agreed_steps: Mapping[str, int] = {}
@@ -37,8 +37,8 @@ class Story(Struct, frozen=True):
     differences: Mapping[str, Mapping[str, Any]] = {}
     """`difference.json` of its dossier."""
 
-    def history(self, worker: str) -> History:
-        return self.histories.get(worker) or History()
+    def facts(self, worker: str) -> WorkerFacts:
+        return self.all_facts.get(worker) or WorkerFacts()
 
     def curve(self, worker: str) -> Curves:
         return self.curves.get(worker) or Curves()
@@ -67,7 +67,7 @@ def story_of(record: RunRecord, watch: Watch, result: RunResult, directory: Path
     return Story(
         directory=directory.absolute(),
         record=record,
-        histories=watch.histories,
+        all_facts=watch.all_facts,
         curves=watch.curves,
         agreed_steps=watch.agreement.agreed_steps,
         gpus={name: found for name in record.gpus if (found := _gpu(record, directory, name))},

@@ -8,8 +8,8 @@ from zipfile import ZipFile
 import pytest
 
 from launcher.report.closing import checkpoint_lines, waits
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.slow import WARM_UP
-from launcher.verdict.steps import History
 from model_check.config.schema import Settings, SystemSettings, TrainingSettings
 from model_check.events import Saved, Step
 from model_check.utils.checkpoint_names import content_of
@@ -123,9 +123,9 @@ def test_workers_that_wait_for_nobody_are_told_nothing_of_it() -> None:
 
 
 def test_the_wait_for_ranks_that_start_late_is_none_of_their_steps() -> None:
-    history = History()
+    facts = WorkerFacts()
     for number in range(20):
         ms, wait_ms = (3000.0, 2990.0) if number < WARM_UP else (10.0, 1.0)
         zero = {"loss": "0x0p+0", "grad_norm": "0x0p+0", "lr": 0.0, "tokens": 8}
-        history.record(Step(step=number, ms=ms, wait_ms=wait_ms, **zero))  # type: ignore[arg-type]
-    assert history.waiting == pytest.approx(0.1)
+        facts.record(Step(step=number, ms=ms, wait_ms=wait_ms, **zero))  # type: ignore[arg-type]
+    assert facts.waiting == pytest.approx(0.1)

@@ -48,8 +48,8 @@ def concluded(
     conclude(record, watch, directory.absolute())
     root = directory.absolute() / "dossier"
     return {
-        name: [str(Path(each.path).relative_to(root)) for each in history.evidence]
-        for name, history in watch.histories.items()
+        name: [str(Path(each.path).relative_to(root)) for each in facts.evidence]
+        for name, facts in watch.all_facts.items()
     }
 
 

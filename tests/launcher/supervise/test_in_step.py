@@ -99,7 +99,7 @@ def test_a_difference_is_settled_between_two_steps(lab: Lab) -> None:
     outcome = lab.run(stepper(1000), stepper(1000, "differ@30"), events=True, observe=seen)
     assert outcome.end.exit_code == 23
     assert seen.vectors.keys() == {"W0", "W1"}
-    assert all(history.num_steps < 1000 for history in seen.histories.values())
+    assert all(facts.num_steps < 1000 for facts in seen.all_facts.values())
 
 
 @pytest.mark.usefixtures("patient")

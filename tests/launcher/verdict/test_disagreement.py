@@ -22,7 +22,7 @@ def compared(*steps: Step):
     return [agreement.record(f"GPU{n}", step) for n, step in enumerate(steps)][-1]
 
 
-def test_causes_come_before_effects() -> None:
+def test_every_kind_come_before_effects() -> None:
     good = step(4, before_weights="1", forward="1", gradients="1", weights="1")
     bad = step(4, before_weights="1", forward="2", gradients="3", weights="4")
     found = compared(good, bad, good)

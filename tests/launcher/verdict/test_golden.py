@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from launcher.verdict.advice import advised
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.disagreement import Replay as ReplayFound
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.golden import (
     SCHEMA,
     Golden,
@@ -23,7 +24,6 @@ from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.record import RunEnd
 from launcher.verdict.results import RunResult, Verdict
 from launcher.verdict.severity import Repeat
-from launcher.verdict.steps import History
 from model_check.events import Counters, Evaluation, NonFinite, Phase, Scalar, Step, Vectors
 from tests.launcher.telemetry.test_health import health_of
 from tests.launcher.verdict.test_judge import LOSS, RECORD, ended, judged, trained
@@ -76,13 +76,13 @@ def stands(
 ) -> GoldenResult:
     """How workers that told this stand to it; `changes`: in what each said of itself."""
     watch = GoldenWatch(of or golden(), "g.json", events, run_settings or {})
-    histories = {name: History() for name in events}
+    all_facts = {name: WorkerFacts() for name in events}
     for name, told in events.items():
         for event in [Phase(name="build", detail=DETAIL | changes), *told]:
             watch.record(name, event)
-            histories[name].record(event)
+            all_facts[name].record(event)
     record = replace(RECORD, groups=dict.fromkeys(events, "H100 80 GiB"))
-    return watch.result(record, histories, vectors or {})
+    return watch.result(record, all_facts, vectors or {})
 
 
 def equal(num_steps: int = 8) -> list[Step]:
@@ -285,11 +285,11 @@ def test_what_could_not_be_killed_counts_more_than_what_could_not_be_compared() 
 
 
 def test_a_nan_stays_a_nan() -> None:
-    history = trained(2)
-    history.record(NonFinite(step=2, where="loss", loss="nan", grad_norm="nan", repeated=True))
+    facts = trained(2)
+    facts.record(NonFinite(step=2, where="loss", loss="nan", grad_norm="nan", repeated=True))
     end = RunEnd(exit_code=20, culprits=("GPU0",))
     spoiled = judged(
-        end, [ended("GPU0", 20)], {"GPU0": history}, golden=found_of(like("GPU0")), steps=3
+        end, [ended("GPU0", 20)], {"GPU0": facts}, golden=found_of(like("GPU0")), steps=3
     )
     assert (spoiled.exit_code, spoiled.workers[0].cause_class) == (20, "software")
 

@@ -1,4 +1,4 @@
-"""From outcomes and histories to a verdict for each worker: facts in, words out."""
+"""From facts to a verdict for each worker: facts in, words out."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,13 +12,13 @@ from launcher.report.closing import closing_lines
 from launcher.report.table import row, table
 from launcher.telemetry.health import symptoms
 from launcher.verdict.disagreement import Disagreement, Dispute, Mismatch, Replay
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.judge import Recall, judge
 from launcher.verdict.past import EarlierFaults
 from launcher.verdict.record import Case, RunEnd, RunRecord, WorkerEnd
 from launcher.verdict.results import Judgement, RunResult, Verdict
 from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom
 from launcher.verdict.slow import Slow
-from launcher.verdict.steps import History
 from model_check.errors import exit_code_of
 from model_check.events import Break, Done, Evaluation, NonFinite, Origin, Phase, Step
 
@@ -46,17 +46,17 @@ RECORD = RunRecord(
 )
 
 
-def trained(steps: int = 3) -> History:
+def trained(steps: int = 3) -> WorkerFacts:
     events = [
         Step(step=n, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=100) for n in range(steps)
     ]
     done = Done(
         exit_code=0, steps=steps, loss_last=LOSS, tokens_per_s=1234.5, peak_memory_bytes=2**30
     )
-    history = History()
+    facts = WorkerFacts()
     for event in (Phase(name="train"), *events, done):
-        history.record(event)
-    return history
+        facts.record(event)
+    return facts
 
 
 def ended(name: str, returncode: int | None = 0, **more: Any) -> WorkerEnd:
@@ -67,7 +67,7 @@ def ended(name: str, returncode: int | None = 0, **more: Any) -> WorkerEnd:
 def judgement(
     end: RunEnd,
     workers: list[WorkerEnd],
-    histories: dict[str, History],
+    all_facts: dict[str, WorkerFacts],
     agreed: dict[str, int] | None = None,
     slow: dict[str, tuple[Slow, Symptom]] | None = None,
     **record: Any,
@@ -76,7 +76,7 @@ def judgement(
     asked = replace(RECORD, **record)
     told = {name: symptoms(name, health) for name, health in (asked.healths or {}).items()}
     fail_on = ("isolate", "reset") if asked.fail_on is None else asked.fail_on
-    case = Case(asked, end, workers, histories, agreed or {}, symptoms=told, slow=slow or {})
+    case = Case(asked, end, workers, all_facts, agreed or {}, symptoms=told, slow=slow or {})
     return judge(replace(case, fail_on=fail_on))
 
 
@@ -84,18 +84,18 @@ def judged(*arguments: Any, **more: Any) -> RunResult:
     return judgement(*arguments, **more).result
 
 
-def spoiled(step: int = 2, grad_norm: str = "nan") -> History:
-    history = trained(step)
-    history.record(
+def spoiled(step: int = 2, grad_norm: str = "nan") -> WorkerFacts:
+    facts = trained(step)
+    facts.record(
         NonFinite(step=step, where="gradient", loss=LOSS, grad_norm=grad_norm, names=["a.weight"])
     )
-    return history
+    return facts
 
 
 def test_workers_that_resumed_at_different_steps_are_each_told_with_their_own() -> None:
-    histories = {"GPU0": trained(2), "GPU1": trained(10)}
+    all_facts = {"GPU0": trained(2), "GPU1": trained(10)}
     agreed = {"GPU0": 2, "GPU1": 2}
-    result = judged(RunEnd(exit_code=0), [ended("GPU0"), ended("GPU1")], histories, agreed)
+    result = judged(RunEnd(exit_code=0), [ended("GPU0"), ended("GPU1")], all_facts, agreed)
     assert [worker.steps for worker in result.workers] == [2, 10]
     assert result.summary == (
         "GPU0 trained 2 steps, 200 tokens; GPU1 trained 10 steps, 1,000 tokens; "
@@ -104,9 +104,9 @@ def test_workers_that_resumed_at_different_steps_are_each_told_with_their_own() 
 
 
 def test_a_clean_run_passes_and_says_what_was_run() -> None:
-    histories = {"GPU0": trained(), "GPU1": trained()}
+    all_facts = {"GPU0": trained(), "GPU1": trained()}
     result = judged(
-        RunEnd(exit_code=0), [ended("GPU0"), ended("GPU1")], histories, {"GPU0": 3, "GPU1": 3}
+        RunEnd(exit_code=0), [ended("GPU0"), ended("GPU1")], all_facts, {"GPU0": 3, "GPU1": 3}
     )
     assert result.verdict is Verdict.PASS
     assert result.summary == (
@@ -134,15 +134,15 @@ def test_the_culprit_fails_and_its_peers_are_stopped_not_failed() -> None:
 
 
 def test_a_killed_worker_is_described_by_its_signal_and_its_last_step() -> None:
-    history = History()
-    history.record(Step(step=0, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=1))
+    facts = WorkerFacts()
+    facts.record(Step(step=0, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=1))
     end = RunEnd(exit_code=137, reason="GPU0 failed first", culprits=["GPU0"])
-    result = judged(end, [ended("GPU0", -9)], {"GPU0": history})
+    result = judged(end, [ended("GPU0", -9)], {"GPU0": facts})
     assert result.workers[0].cause == "killed by SIGKILL (9) after step 0"
 
 
 def test_a_worker_that_died_before_its_first_step_tells_its_phase_or_its_error() -> None:
-    silent, talking = History(), History()
+    silent, talking = WorkerFacts(), WorkerFacts()
     silent.record(Phase(name="import"))
     talking.record(Done(exit_code=1, error="CUDA out of memory\nmore"))
     end = RunEnd(exit_code=1, reason="both", culprits=["GPU0", "GPU1"])
@@ -173,11 +173,11 @@ def test_a_disagreement_of_two_is_inconclusive() -> None:
     assert result.verdict is Verdict.INCONCLUSIVE
 
 
-def told(*events: Any) -> History:
-    history = trained(2)
+def told(*events: Any) -> WorkerFacts:
+    facts = trained(2)
     for event in events:
-        history.record(event)
-    return history
+        facts.record(event)
+    return facts
 
 
 BROKEN = Break(step=2, quantity="exp_avg", tensor="w", since=1, found=[(5, 3)])
@@ -211,9 +211,9 @@ def test_a_state_that_changed_by_itself_names_its_worker_of_one_and_of_two(
 
 
 def test_a_worker_that_ended_of_its_broken_state_has_not_just_failed() -> None:
-    history = told(BROKEN, Done(exit_code=21, error="changed"))
+    facts = told(BROKEN, Done(exit_code=21, error="changed"))
     end = RunEnd(exit_code=21, reason="r", culprits=["GPU0"])
-    result = judged(end, [ended("GPU0", 21)], {"GPU0": history})
+    result = judged(end, [ended("GPU0", 21)], {"GPU0": facts})
     assert (result.verdict, result.exit_code) == (Verdict.SUSPECT, 21)
 
 
@@ -258,8 +258,8 @@ def test_where_a_healthy_replay_strays_nobody_is_named_and_both_are_told(is_brok
     )
     names = ("GPU0", "GPU1", "GPU2")
     workers = [ended(name, 143, stopped_by_us=True) for name in names]
-    histories = {name: told(*([BROKEN] if is_broken and name == "GPU1" else [])) for name in names}
-    result = judged(end, workers, histories)
+    all_facts = {name: told(*([BROKEN] if is_broken and name == "GPU1" else [])) for name in names}
+    result = judged(end, workers, all_facts)
     first, second, third = result.workers
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 23)
     assert (first.verdict, result.culprits) == (Verdict.STOPPED, [])
@@ -364,10 +364,10 @@ def test_a_run_that_a_person_stopped_blames_nobody() -> None:
 
 
 def test_the_table_shows_nan_as_text_and_what_is_unknown_as_n_a() -> None:
-    history = History()
-    history.record(Step(step=0, loss="nan", grad_norm="nan", lr=1e-5, ms=1.0, tokens=1))
+    facts = WorkerFacts()
+    facts.record(Step(step=0, loss="nan", grad_norm="nan", lr=1e-5, ms=1.0, tokens=1))
     end = RunEnd(exit_code=20, reason="r", culprits=["GPU0"])
-    result = judged(end, [ended("GPU0", 20)], {"GPU0": history})
+    result = judged(end, [ended("GPU0", 20)], {"GPU0": facts})
     cells = row(result.workers[0])
     assert cells == ("GPU0", "FAIL", "1", "nan", "nan", "n/a", "n/a", "1.5 s")
     assert any("GPU0" in line and "FAIL" in line for line in table(result.workers))
@@ -375,7 +375,7 @@ def test_the_table_shows_nan_as_text_and_what_is_unknown_as_n_a() -> None:
 
 def test_the_last_lines_of_the_only_worker_are_not_printed_again() -> None:
     end = RunEnd(exit_code=7, reason="CPU0 failed first: exit code 7", culprits=("CPU0",))
-    found = judgement(end, [ended("CPU0", 7, last_lines=("x", "y"))], {"CPU0": History()})
+    found = judgement(end, [ended("CPU0", 7, last_lines=("x", "y"))], {"CPU0": WorkerFacts()})
     told = list(closing_lines(found, Path("/runs/r"), tail_lines=2))
     assert not any("last lines of" in line or "| y" in line for line in told)
 
@@ -394,28 +394,28 @@ def test_the_summary_of_a_failure_is_its_cause_and_is_told_once() -> None:
 
 
 def test_a_worker_that_ends_well_without_all_its_steps_proves_nothing() -> None:
-    histories = {"GPU0": trained(3), "GPU1": trained(2)}
+    all_facts = {"GPU0": trained(3), "GPU1": trained(2)}
     workers = [ended("GPU0"), ended("GPU1")]
-    result = judged(RunEnd(exit_code=0), workers, histories, {"GPU0": 2, "GPU1": 2}, steps=3)
+    result = judged(RunEnd(exit_code=0), workers, all_facts, {"GPU0": 2, "GPU1": 2}, steps=3)
     assert [w.verdict for w in result.workers] == [Verdict.PASS, Verdict.INCONCLUSIVE]
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 70)
     assert result.summary == "GPU1 ended with exit code 0 after 2 of 3 steps"
 
 
-def early(steps: int, why: str, first: int = 0) -> History:
-    history = History()
-    history.record(Phase(name="train", detail={"first_step": first}))
+def early(steps: int, why: str, first: int = 0) -> WorkerFacts:
+    facts = WorkerFacts()
+    facts.record(Phase(name="train", detail={"first_step": first}))
     for number in range(first, first + steps):
-        history.record(Step(step=number, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=100))
-    history.record(Done(exit_code=0, early=why))
-    return history
+        facts.record(Step(step=number, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=100))
+    facts.record(Done(exit_code=0, early=why))
+    return facts
 
 
 def test_an_end_that_was_asked_for_is_told_as_one_with_exit_code_0() -> None:
     why = "ended early by SIGUSR1: 2 of 9 steps, saved"
-    histories = {"GPU0": early(2, why), "GPU1": early(2, why)}
+    all_facts = {"GPU0": early(2, why), "GPU1": early(2, why)}
     workers = [ended("GPU0"), ended("GPU1")]
-    result = judged(RunEnd(exit_code=0), workers, histories, {"GPU0": 2, "GPU1": 2}, steps=9)
+    result = judged(RunEnd(exit_code=0), workers, all_facts, {"GPU0": 2, "GPU1": 2}, steps=9)
     assert {w.verdict for w in result.workers} == {Verdict.STOPPED}
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 0)
     assert result.summary == (
@@ -424,22 +424,22 @@ def test_an_end_that_was_asked_for_is_told_as_one_with_exit_code_0() -> None:
 
 
 def test_an_end_that_was_asked_for_excuses_nobody_else() -> None:
-    histories = {"GPU0": early(2, "asked"), "GPU1": trained(2)}
+    all_facts = {"GPU0": early(2, "asked"), "GPU1": trained(2)}
     workers = [ended("GPU0"), ended("GPU1")]
-    result = judged(RunEnd(exit_code=0), workers, histories, steps=9)
+    result = judged(RunEnd(exit_code=0), workers, all_facts, steps=9)
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 70)
     assert result.summary == "GPU0 asked; GPU1 ended with exit code 0 after 2 of 9 steps"
 
 
 def test_a_resumed_worker_has_only_its_own_steps_to_train() -> None:
-    history = History()
-    history.record(Phase(name="train", detail={"first_step": 5}))
+    facts = WorkerFacts()
+    facts.record(Phase(name="train", detail={"first_step": 5}))
     for number in (5, 6, 7):
-        history.record(Step(step=number, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=100))
-    result = judged(RunEnd(exit_code=0), [ended("GPU0")], {"GPU0": history}, steps=8)
+        facts.record(Step(step=number, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=100))
+    result = judged(RunEnd(exit_code=0), [ended("GPU0")], {"GPU0": facts}, steps=8)
     assert (result.verdict, result.workers[0].steps) == (Verdict.PASS, 3)
     killed = judged(
-        RunEnd(exit_code=137, culprits=["GPU0"]), [ended("GPU0", -9)], {"GPU0": history}, steps=8
+        RunEnd(exit_code=137, culprits=["GPU0"]), [ended("GPU0", -9)], {"GPU0": facts}, steps=8
     )
     assert killed.workers[0].cause == "killed by SIGKILL (9) after step 7 in phase train"
 
@@ -452,26 +452,26 @@ def test_a_run_with_nothing_left_to_train_is_no_pass() -> None:
 
 
 def test_validation_is_reported_once_where_all_workers_have_the_same_bits() -> None:
-    histories = {"GPU0": trained(), "GPU1": trained()}
-    for history in histories.values():
-        history.record(Evaluation(step=3, split="full", loss=(2.0).hex(), tokens=9))
-    workers = [ended(name) for name in histories]
-    found = judgement(RunEnd(exit_code=0), workers, histories)
+    all_facts = {"GPU0": trained(), "GPU1": trained()}
+    for facts in all_facts.values():
+        facts.record(Evaluation(step=3, split="full", loss=(2.0).hex(), tokens=9))
+    workers = [ended(name) for name in all_facts]
+    found = judgement(RunEnd(exit_code=0), workers, all_facts)
     lines = closing_lines(found, Path("/runs/r"), tail_lines=0)
     assert "all 2 GPUs: validation after 3 steps: full 2.0000" in lines
 
 
 def test_validation_is_reported_for_each_worker_where_one_has_other_bits() -> None:
-    histories = {"GPU0": trained(), "GPU1": trained(), "GPU2": trained()}
-    for name, history in histories.items():
+    all_facts = {"GPU0": trained(), "GPU1": trained(), "GPU2": trained()}
+    for name, facts in all_facts.items():
         loss = "nan" if name == "GPU2" else (2.0).hex()
         perplexity = None if name == "GPU2" else 7.389
         for step in (1, 3):
-            history.record(
+            facts.record(
                 Evaluation(step=step, split="full", loss=loss, perplexity=perplexity, tokens=9)
             )
-    workers = [ended(name) for name in histories]
-    found = judgement(RunEnd(exit_code=0), workers, histories)
+    workers = [ended(name) for name in all_facts]
+    found = judgement(RunEnd(exit_code=0), workers, all_facts)
     assert [(v.split, v.step, v.loss) for v in found.result.workers[0].validation] == [
         ("full", 3, 2.0)
     ]
@@ -483,9 +483,9 @@ def test_validation_is_reported_for_each_worker_where_one_has_other_bits() -> No
 
 def test_a_gpu_without_an_equal_is_said_to_be_compared_with_nobody() -> None:
     names = ("GPU0", "GPU1", "GPU2")
-    histories = dict.fromkeys(names, trained())
+    all_facts = dict.fromkeys(names, trained())
     agreed = {"GPU0": 3, "GPU1": 3}
-    result = judged(RunEnd(exit_code=0), [ended(name) for name in names], histories, agreed)
+    result = judged(RunEnd(exit_code=0), [ended(name) for name in names], all_facts, agreed)
     assert result.summary.endswith(
         "loss and gradient norm of GPU0 and GPU1 equal bit for bit in 3 of 3 steps; "
         "GPU2 has no equal here"
@@ -494,14 +494,14 @@ def test_a_gpu_without_an_equal_is_said_to_be_compared_with_nobody() -> None:
 
 def test_a_hang_is_what_we_ended_for_silence_whatever_the_exit_code_says() -> None:
     workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", 124)]
-    histories = {"GPU0": trained(1), "GPU1": trained(1)}
+    all_facts = {"GPU0": trained(1), "GPU1": trained(1)}
     own = RunEnd(exit_code=124, reason="GPU1 failed first: exit code 124", culprits=["GPU1"])
-    result = judged(own, workers, histories)
+    result = judged(own, workers, all_facts)
     assert result.workers[1].cause == "exit code 124 after step 0 in phase train"
     hung = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1", -9, stopped_by_us=True)]
     silent = "GPU1 silent for 61 s (limit 60 s)"
     end = RunEnd(exit_code=124, reason=silent, culprits=["GPU1"], is_hang=True)
-    result = judged(end, hung, histories)
+    result = judged(end, hung, all_facts)
     assert (result.workers[1].cause, result.summary) == (silent, silent)
 
 
@@ -513,17 +513,17 @@ OF_SOFTWARE = ("INCONCLUSIVE", "software", "IGNORE")
 STOPPED = ("STOPPED", None, None)
 
 
-def met_a_nan(*histories: History, **record: Any) -> RunResult:
+def met_a_nan(*all_facts: WorkerFacts, **record: Any) -> RunResult:
     """The first ended of it, the others were stopped then."""
-    names = [f"GPU{n}" for n in range(len(histories))]
+    names = [f"GPU{n}" for n in range(len(all_facts))]
     workers = [ended("GPU0", 20), *(ended(n, -15, stopped_by_us=True) for n in names[1:])]
     end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=("GPU0",))
-    return judged(end, workers, dict(zip(names, histories, strict=True)), **record)
+    return judged(end, workers, dict(zip(names, all_facts, strict=True)), **record)
 
 
-def spoiled_later(module: str, *, repeated: bool | None = True) -> History:
+def spoiled_later(module: str, *, repeated: bool | None = True) -> WorkerFacts:
     """It has told where the NaN was born."""
-    history = spoiled()
+    facts = spoiled()
     origin = Origin(
         direction="forward",
         module=module,
@@ -533,9 +533,9 @@ def spoiled_later(module: str, *, repeated: bool | None = True) -> History:
         num_inf=0,
         first=[0],
     )
-    assert history.nonfinite is not None
-    history.record(replace(history.nonfinite, t=9, origin=origin, repeated=repeated))
-    return history
+    assert facts.nonfinite is not None
+    facts.record(replace(facts.nonfinite, t=9, origin=origin, repeated=repeated))
+    return facts
 
 
 @pytest.mark.parametrize("module", ["layers.0", "layers.1"])
@@ -583,12 +583,12 @@ def of_kinds(*kinds: str) -> dict[str, str]:
 @pytest.mark.parametrize("is_told_by_workers", [False, True])
 def test_a_nan_that_all_of_a_kind_met_in_one_step_blames_no_gpu(is_told_by_workers: bool) -> None:
     """Whether another kind was finite or not; the group says the kind, or the workers do."""
-    histories, groups = [spoiled(2), spoiled(2), trained(3)], of_kinds("V100", "V100", "A100")
+    all_facts, groups = [spoiled(2), spoiled(2), trained(3)], of_kinds("V100", "V100", "A100")
     if is_told_by_workers:
-        for history, device in zip(histories, groups.values(), strict=True):
-            history.detail["device_name"] = device
+        for facts, device in zip(all_facts, groups.values(), strict=True):
+            facts.detail["device_name"] = device
         groups = of_kinds(*["GPU"] * 3)
-    result = met_a_nan(*histories, groups=groups)
+    result = met_a_nan(*all_facts, groups=groups)
     assert ranks(result) == [OF_SOFTWARE, OF_SOFTWARE, STOPPED]
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 20, [])
     assert result.summary == (
@@ -609,8 +609,8 @@ def test_of_a_nan_of_the_only_one_of_its_kind_other_kinds_prove_nothing(
 
 def test_a_nan_beside_a_finite_one_of_its_kind_is_this_gpus() -> None:
     """Though another kind met one, too: that kind's own, as its others were finite."""
-    histories = [spoiled(2), trained(3), spoiled(2), trained(3)]
-    result = met_a_nan(*histories, groups=of_kinds("V100", "V100", "A100", "A100"))
+    all_facts = [spoiled(2), trained(3), spoiled(2), trained(3)]
+    result = met_a_nan(*all_facts, groups=of_kinds("V100", "V100", "A100", "A100"))
     assert ranks(result) == [OF_HARDWARE, STOPPED, OF_HARDWARE, STOPPED]
 
 
@@ -627,17 +627,17 @@ def test_where_bits_may_differ_a_finite_worker_proves_nothing_and_all_of_a_kind_
     asked: dict[str, Any] = {"groups": names, "not_compared": "system.deterministic is false"}
     alone = met_a_nan(spoiled(2), trained(3), trained(3), **asked)
     assert ranks(alone) == [OF_UNKNOWN, STOPPED, STOPPED]
-    histories = [spoiled(2), spoiled(2), trained(3)]
-    for history, device in zip(histories, ("V100", "V100", "A100"), strict=True):
-        history.detail["device_name"] = device
-    assert ranks(met_a_nan(*histories, **asked)) == [OF_SOFTWARE, OF_SOFTWARE, STOPPED]
+    all_facts = [spoiled(2), spoiled(2), trained(3)]
+    for facts, device in zip(all_facts, ("V100", "V100", "A100"), strict=True):
+        facts.detail["device_name"] = device
+    assert ranks(met_a_nan(*all_facts, **asked)) == [OF_SOFTWARE, OF_SOFTWARE, STOPPED]
 
 
 def test_a_death_that_ends_the_run_is_told_though_a_kind_shares_a_nan() -> None:
     end = RunEnd(exit_code=137, reason="r", culprits=("GPU2",))
     workers = [ended("GPU0", 20), ended("GPU1", 20), ended("GPU2", -9)]
-    histories = {"GPU0": spoiled(2), "GPU1": spoiled(2), "GPU2": trained(1)}
-    result = judged(end, workers, histories, groups=of_kinds("V100", "V100", "A100"))
+    all_facts = {"GPU0": spoiled(2), "GPU1": spoiled(2), "GPU2": trained(1)}
+    result = judged(end, workers, all_facts, groups=of_kinds("V100", "V100", "A100"))
     assert ranks(result) == [OF_SOFTWARE, OF_SOFTWARE, ("FAIL", None, None)]
     assert result.culprits == ["GPU2"]
     assert result.summary.startswith("GPU2 failed first: killed by SIGKILL (9)")
@@ -661,10 +661,10 @@ def test_a_nan_of_the_only_worker_is_classed_by_whether_it_came_again(
     assert [w.repeat for w in result.workers] == [words[repeated]]
 
 
-def failing(exit_code: int, error: str | None) -> History:
-    history = trained(1)
-    history.record(Done(exit_code=exit_code, error=error))
-    return history
+def failing(exit_code: int, error: str | None) -> WorkerFacts:
+    facts = trained(1)
+    facts.record(Done(exit_code=exit_code, error=error))
+    return facts
 
 
 @pytest.mark.parametrize(
@@ -674,13 +674,13 @@ def failing(exit_code: int, error: str | None) -> History:
 def test_a_failure_that_every_worker_told_blames_no_gpu(
     exit_code: int, of: str, whose: str
 ) -> None:
-    histories = {
+    all_facts = {
         f"GPU{n}": failing(exit_code, f"CUDA out of memory: GPU {n} has {n}.5 GiB free\nmore {n}")
         for n in range(2)
     }
     end = RunEnd(exit_code=exit_code, reason="GPU0 failed first", culprits=("GPU0",))
     workers = [ended("GPU0", exit_code), ended("GPU1", -15, stopped_by_us=True)]
-    result = judged(end, workers, histories)
+    result = judged(end, workers, all_facts)
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, exit_code, [])
     assert ranks(result) == [("INCONCLUSIVE", of, "IGNORE")] * 2
     assert result.summary == (
@@ -691,12 +691,12 @@ def test_a_failure_that_every_worker_told_blames_no_gpu(
 
 def test_a_failure_that_all_of_a_kind_told_blames_no_gpu() -> None:
     """They lack memory, or a kernel, that another kind has."""
-    histories = {f"GPU{n}": failing(1, f"no kernel image for GPU {n}") for n in (0, 2)}
-    histories["GPU1"] = trained(3)
+    all_facts = {f"GPU{n}": failing(1, f"no kernel image for GPU {n}") for n in (0, 2)}
+    all_facts["GPU1"] = trained(3)
     end = RunEnd(exit_code=1, reason="GPU0 failed first", culprits=("GPU0",))
     stopped = [ended(f"GPU{n}", -15, stopped_by_us=True) for n in (1, 2)]
     groups = of_kinds("V100", "A100", "V100")
-    result = judged(end, [ended("GPU0", 1), *stopped], histories, groups=groups)
+    result = judged(end, [ended("GPU0", 1), *stopped], all_facts, groups=groups)
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.FAIL, 1, [])
     assert ranks(result) == [OF_SOFTWARE, STOPPED, OF_SOFTWARE]
     assert result.summary == (
@@ -708,7 +708,7 @@ def test_a_failure_that_all_of_a_kind_told_blames_no_gpu() -> None:
 @pytest.mark.parametrize(
     "other", [failing(1, "a kernel is missing"), failing(7, "out of memory"), trained(1)]
 )
-def test_a_failure_that_another_worker_does_not_share_is_its_own(other: History) -> None:
+def test_a_failure_that_another_worker_does_not_share_is_its_own(other: WorkerFacts) -> None:
     end = RunEnd(exit_code=1, reason="GPU0 failed first", culprits=("GPU0",))
     workers = [ended("GPU0", 1), ended("GPU1", -15, stopped_by_us=True)]
     result = judged(end, workers, {"GPU0": failing(1, "out of memory"), "GPU1": other})
@@ -719,10 +719,10 @@ def test_a_failure_that_another_worker_does_not_share_is_its_own(other: History)
 def test_nans_of_different_steps_are_the_first_workers_fault() -> None:
     end = RunEnd(exit_code=20, reason="GPU0 failed first", culprits=["GPU0"])
     workers = [ended("GPU0", 20), ended("GPU1", -15, stopped_by_us=True)]
-    histories = {"GPU0": spoiled(2), "GPU1": spoiled(3)}
-    for step, history in enumerate(histories.values(), start=2):
-        history.record(Done(exit_code=20, error=f"step {step}: gradient not finite"))
-    result = judged(end, workers, histories)
+    all_facts = {"GPU0": spoiled(2), "GPU1": spoiled(3)}
+    for step, facts in enumerate(all_facts.values(), start=2):
+        facts.record(Done(exit_code=20, error=f"step {step}: gradient not finite"))
+    result = judged(end, workers, all_facts)
     assert result.culprits == ["GPU0"]
     assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.FAIL]
     assert result.summary.startswith("GPU0 failed first: non-finite gradient at step 2")
@@ -760,10 +760,10 @@ WENT_ON_WITHOUT = Disagreement(1, "loss", {"GPU0": LOSS, "GPU1": (1.0).hex(), "G
 NOT_REPLAYED = "not replayed, since something else ended the run: `run.sh replay RUN_DIR` does that"
 
 
-def gone_on(end: RunEnd, **histories: History) -> RunResult:
+def gone_on(end: RunEnd, **all_facts: WorkerFacts) -> RunResult:
     """Without GPU1, until GPU2 ended the run."""
     workers = [ended("GPU0", -15, stopped_by_us=True), ended("GPU1"), ended("GPU2", end.exit_code)]
-    known = {"GPU0": trained(3), "GPU1": trained(2), "GPU2": trained(2)} | histories
+    known = {"GPU0": trained(3), "GPU1": trained(2), "GPU2": trained(2)} | all_facts
     return judged(replace(end, disagreement=WENT_ON_WITHOUT), workers, known)
 
 
@@ -771,7 +771,7 @@ def gone_on(end: RunEnd, **histories: History) -> RunResult:
     ("code", "second", "verdict"), [(20, spoiled(2), "FAIL"), (137, trained(2), "FAIL")]
 )
 def test_who_was_named_before_another_ended_the_run_is_a_culprit_too(
-    code: int, second: History, verdict: str
+    code: int, second: WorkerFacts, verdict: str
 ) -> None:
     result = gone_on(RunEnd(exit_code=code, reason="r", culprits=("GPU2",)), GPU2=second)
     assert (result.exit_code, result.culprits) == (code, ["GPU2", "GPU1"])
@@ -813,8 +813,8 @@ def test_a_break_in_one_kind_clears_nobody_of_another_that_differs() -> None:
     tie = Disagreement(2, "loss", {"GPU1": LOSS, "GPU2": (1.0).hex()})
     end = RunEnd(exit_code=23, reason="r", disagreement=tie)
     workers = [ended(f"GPU{n}", 143, stopped_by_us=True) for n in range(3)]
-    histories = {"GPU0": told(BROKEN), "GPU1": told(), "GPU2": told()}
-    result = judged(end, workers, histories, groups=of_kinds("V100", "A100", "A100"))
+    all_facts = {"GPU0": told(BROKEN), "GPU1": told(), "GPU2": told()}
+    result = judged(end, workers, all_facts, groups=of_kinds("V100", "A100", "A100"))
     assert [row.verdict for row in result.workers] == ["SUSPECT", *["INCONCLUSIVE"] * 2]
     assert (result.exit_code, result.culprits) == (21, ["GPU0"])
     assert str(tie) in result.summary
@@ -856,7 +856,7 @@ def test_a_worker_that_had_trained_every_step_when_we_stopped_it_passed() -> Non
 def test_the_last_error_of_a_process_without_events_is_its_cause_and_is_told_once() -> None:
     end = RunEnd(exit_code=2, reason="r", culprits=["prepare"])
     workers = [ended("prepare", 2, last_lines=["error: /nope: no such file"])]
-    found = judgement(end, workers, {"prepare": History()})
+    found = judgement(end, workers, {"prepare": WorkerFacts()})
     assert found.result.summary == "prepare failed: exit code 2: /nope: no such file"
     *_, last = closing_lines(found, Path("/r"), tail_lines=20)
     assert last == "FAIL: prepare failed: exit code 2: /nope: no such file (exit code 2)"
@@ -880,15 +880,15 @@ def test_an_announced_code_that_the_run_was_stopped_for_is_the_culprits_cause() 
 
 
 def test_a_nan_that_a_worker_trained_on_after_is_not_what_it_ended_of() -> None:
-    history = spoiled(1)
-    history.record(Step(step=2, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=1))
-    assert history.nonfinite is None
+    facts = spoiled(1)
+    facts.record(Step(step=2, loss=LOSS, grad_norm=LOSS, lr=1e-5, ms=1.0, tokens=1))
+    assert facts.nonfinite is None
 
 
 def test_a_worker_that_never_started_has_nothing_against_it() -> None:
     end = RunEnd(exit_code=127, reason="GPU0 could not start", culprits=["GPU0"])
     workers = [ended("GPU0", 127, pid=None, spawn_error="ENOENT"), ended("GPU1", None, pid=None)]
-    result = judged(end, workers, {"GPU0": History(), "GPU1": History()})
+    result = judged(end, workers, {"GPU0": WorkerFacts(), "GPU1": WorkerFacts()})
     assert [w.verdict for w in result.workers] == [Verdict.FAIL, Verdict.STOPPED]
     assert result.workers[1].cause == "never started"
 
@@ -896,7 +896,7 @@ def test_a_worker_that_never_started_has_nothing_against_it() -> None:
 def test_a_host_without_a_process_for_a_worker_is_no_verdict_on_its_gpu() -> None:
     end = RunEnd(exit_code=70, reason="GPU0 could not start: EMFILE")
     workers = [ended("GPU0", 70, pid=None, spawn_error="EMFILE"), ended("GPU1", None, pid=None)]
-    result = judged(end, workers, {"GPU0": History(), "GPU1": History()})
+    result = judged(end, workers, {"GPU0": WorkerFacts(), "GPU1": WorkerFacts()})
     assert (result.exit_code, result.verdict, result.culprits) == (70, Verdict.INCONCLUSIVE, [])
     first, second = result.workers
     assert (first.verdict, second.verdict) == (Verdict.INCONCLUSIVE, Verdict.STOPPED)
@@ -910,8 +910,8 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_no_verdict_on_its_gpu() -
     """A second one that failed of it a moment later does not take its place in the summary."""
     end = RunEnd(exit_code=137, reason=f"GPU0 was killed for want of host memory; {OOM}")
     workers = [ended("GPU0", -9, oom=OOM), ended("GPU1", 1), ended("GPU2", -9, oom=OOM)]
-    histories = {"GPU0": trained(2), "GPU1": trained(2), "GPU2": trained(2)}
-    result = judged(end, workers, histories)
+    all_facts = {"GPU0": trained(2), "GPU1": trained(2), "GPU2": trained(2)}
+    result = judged(end, workers, all_facts)
     assert (result.exit_code, result.verdict, result.culprits) == (137, Verdict.INCONCLUSIVE, [])
     assert result.summary == end.reason
     rows = [(row.verdict, row.cause_class, row.severity) for row in result.workers]
@@ -941,8 +941,8 @@ def test_a_worker_that_ended_by_a_signal_that_we_got_too_was_stopped() -> None:
     polite = trained(1)
     polite.record(Done(exit_code=143, error="stopped by SIGTERM after 1 steps"))
     workers = [ended("GPU0", -15), ended("GPU1", 143), ended("GPU2", -1), ended("GPU3", 143)]
-    histories = {"GPU0": trained(1), "GPU1": History(), "GPU2": History(), "GPU3": polite}
-    result = judged(end, workers, histories)
+    all_facts = {"GPU0": trained(1), "GPU1": WorkerFacts(), "GPU2": WorkerFacts(), "GPU3": polite}
+    result = judged(end, workers, all_facts)
     assert {worker.verdict for worker in result.workers} == {Verdict.STOPPED}
     assert [worker.cause for worker in result.workers][1:3] == [
         "ended by SIGTERM",
@@ -957,8 +957,8 @@ def test_a_failure_beside_a_signal_to_us_is_told_and_not_blamed() -> None:
     talking = trained(1)
     talking.record(Done(exit_code=1, error="CUDA out of memory"))
     workers = [ended("GPU0", 1), ended("GPU1", 1), ended("GPU2", 20)]
-    histories = {"GPU0": trained(1), "GPU1": talking, "GPU2": spoiled()}
-    result = judged(end, workers, histories)
+    all_facts = {"GPU0": trained(1), "GPU1": talking, "GPU2": spoiled()}
+    result = judged(end, workers, all_facts)
     assert [w.verdict for w in result.workers] == ["INCONCLUSIVE", "FAIL", "FAIL"]
     assert (result.verdict, result.summary) == (Verdict.INCONCLUSIVE, "SIGTERM received")
 
@@ -1005,7 +1005,7 @@ def test_a_last_line_that_the_summary_does_not_quote_is_shown() -> None:
 def test_a_cause_that_the_summary_does_not_tell_has_a_line_of_its_own() -> None:
     end = RunEnd(exit_code=7, reason="r", culprits=("GPU0",))
     workers = [ended("GPU0", 7), ended("GPU1", 1), ended("GPU2", -15, stopped_by_us=True)]
-    found = judgement(end, workers, dict.fromkeys(("GPU0", "GPU1", "GPU2"), History()))
+    found = judgement(end, workers, dict.fromkeys(("GPU0", "GPU1", "GPU2"), WorkerFacts()))
     assert found.unexplained == {"GPU1"}
     lines = list(closing_lines(found, Path("/r"), tail_lines=0))
     assert [line for line in lines if line.startswith("GPU") and ": " in line] == [
@@ -1038,9 +1038,9 @@ def test_kernels_that_vary_clear_all_where_all_are_of_a_kind() -> None:
     found = Disagreement(2, "loss", {"GPU0": "a", "GPU1": "b", "GPU2": "a"})
     replay = Replay(to_step=2, suspects=("GPU1",), times=1, is_software=True, said="they vary")
     end = RunEnd(exit_code=21, culprits=("GPU1",), disagreement=found, replays=(replay,))
-    histories = {name: trained() for name in names}
+    all_facts = {name: trained() for name in names}
     groups = dict.fromkeys(names, "V100")
-    result = judged(end, [ended(name) for name in names], histories, groups=groups)
+    result = judged(end, [ended(name) for name in names], all_facts, groups=groups)
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.INVALID, 2, [])
 
 
@@ -1068,7 +1068,7 @@ def test_what_died_alike_within_one_reading_is_no_tie_but_the_softwares(
     end = RunEnd(exit_code=exit_code, reason="died within one reading", tied=tied)
     lines = ("Traceback", "ModuleNotFoundError: No module named 'x'")
     ends = [ended(name, c, last_lines=lines) for name, c in zip(names, codes, strict=True)]
-    result = judged(end, ends, {name: History() for name in names}, steps=None)
+    result = judged(end, ends, {name: WorkerFacts() for name in names}, steps=None)
     assert (result.verdict, result.exit_code, result.culprits) == (verdict, exit_code, [])
     told = [row for row in result.workers if row.name in tied]
     assert {row.verdict for row in told} == {Verdict.INCONCLUSIVE}
@@ -1081,7 +1081,7 @@ def test_ends_of_which_one_said_something_else_are_no_shared_failure() -> None:
     said = {"GPU0": "ConnectionResetError: rank 0", "GPU1": "CUDA error: uncorrectable ECC"}
     ends = [ended(name, 1, last_lines=(text,)) for name, text in said.items()]
     end = RunEnd(exit_code=1, reason="GPU1 failed first: exit code 1", culprits=("GPU1",))
-    result = judged(end, ends, {name: History() for name in said}, steps=None)
+    result = judged(end, ends, {name: WorkerFacts() for name in said}, steps=None)
     assert (result.verdict, result.culprits) == (Verdict.FAIL, ["GPU1"])
     assert {row.cause_class for row in result.workers} == {None}
 
@@ -1100,27 +1100,29 @@ def test_a_tie_of_which_not_all_ended_alike_is_no_software() -> None:
     end = RunEnd(exit_code=139, reason="died within one reading", tied=tuple(codes))
     ends = [ended(name, code) for name, code in codes.items()]
     groups = {"GPU0": "a", "GPU1": "a", "GPU2": "b"}
-    histories = {name: History() for name in codes}
-    result = judged(end, ends, histories, groups=groups, steps=None)
+    all_facts = {name: WorkerFacts() for name in codes}
+    result = judged(end, ends, all_facts, groups=groups, steps=None)
     assert (result.verdict, result.exit_code) == (Verdict.INCONCLUSIVE, 139)
 
 
 def test_a_setting_that_the_only_worker_refuses_is_told_as_that() -> None:
     end = RunEnd(exit_code=2, reason="CPU0 failed first: exit code 2", culprits=("CPU0",))
     ends = [ended("CPU0", 2, last_lines=("error: model.init_from: no weights in it",))]
-    (row,) = judged(end, ends, {"CPU0": History()}).workers
+    (row,) = judged(end, ends, {"CPU0": WorkerFacts()}).workers
     assert (row.verdict, row.kind) == (Verdict.FAIL, "refused")
 
 
 def test_an_exit_code_is_that_of_a_shell_whoever_ended_the_run() -> None:
     ends = [ended("CPU0", -11), ended("CPU1")]
-    histories = {"CPU0": History(), "CPU1": trained()}
-    assert judged(RunEnd(exit_code=0), ends, histories).exit_code == 139
+    all_facts = {"CPU0": WorkerFacts(), "CPU1": trained()}
+    assert judged(RunEnd(exit_code=0), ends, all_facts).exit_code == 139
 
 
 def test_a_command_that_the_deadline_ended_has_compared_no_steps() -> None:
     ends = [ended("CPU0", -15, stopped_by_us=True)]
-    result = judged(RunEnd(exit_code=0, is_deadline=True), ends, {"CPU0": History()}, steps=None)
+    result = judged(
+        RunEnd(exit_code=0, is_deadline=True), ends, {"CPU0": WorkerFacts()}, steps=None
+    )
     assert result.exit_code == 75
     assert "had not ended when the time was up" in result.summary
 
@@ -1129,7 +1131,7 @@ def test_of_a_trainer_no_line_of_progress_is_quoted_as_the_reason() -> None:
     names = ["CPU0", "CPU1"]
     end = RunEnd(exit_code=7, reason="died within one reading", tied=("CPU0", "CPU1"))
     ends = [ended(name, 7, last_lines=("Step 3 | Loss: 4.1",)) for name in names]
-    training = History()
+    training = WorkerFacts()
     training.record(Phase(name="train"))
     told = judged(end, ends, dict.fromkeys(names, training)).summary
     assert "every worker ended with exit code 7; the software or the settings" in told
@@ -1137,10 +1139,10 @@ def test_of_a_trainer_no_line_of_progress_is_quoted_as_the_reason() -> None:
 
 def test_a_pass_says_whose_what_was_not_compared() -> None:
     names = ["GPU0", "GPU1", "GPU2"]
-    histories, agreed = {name: trained() for name in names}, dict.fromkeys(names, 3)
+    all_facts, agreed = {name: trained() for name in names}, dict.fromkeys(names, 3)
     end, ends = RunEnd(exit_code=0), [ended(name) for name in names]
     lacking = {"GPU1": {"grad_norms": None, "weights": None}}
-    result = judge(Case(RECORD, end, ends, histories, agreed, lacking)).result
+    result = judge(Case(RECORD, end, ends, all_facts, agreed, lacking)).result
     assert result.verdict is Verdict.PASS
     assert result.summary == (
         "3 GPUs trained 3 steps, 300 tokens each; "
@@ -1157,9 +1159,9 @@ def of_three_one_is_odd(replay: Replay, recall: Recall) -> Judgement:
     differ = Disagreement(2, "weights", {"GPU0": "aa", "GPU1": "aa", "GPU2": "bb"})
     end = RunEnd(exit_code=21, disagreement=differ, culprits=("GPU2",), replays=(replay,))
     names = [*differ.bits]
-    histories = {name: trained() for name in names}
+    all_facts = {name: trained() for name in names}
     return judge(
-        Case(RECORD, end, [*map(ended, names)], histories, dict.fromkeys(names, 3)), recall
+        Case(RECORD, end, [*map(ended, names)], all_facts, dict.fromkeys(names, 3)), recall
     )
 
 

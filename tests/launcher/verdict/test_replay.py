@@ -7,6 +7,7 @@ import pytest
 
 from launcher.verdict.alone import MAX_PASSES, NUM_CLEAN
 from launcher.verdict.disagreement import Replay
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.live import Watch
 from launcher.verdict.observer import Dismissal
 from launcher.verdict.record import RunEnd, Stop
@@ -21,7 +22,6 @@ from launcher.verdict.replay import (
 )
 from launcher.verdict.settling import GO_S
 from launcher.verdict.severity import Repeat
-from launcher.verdict.steps import History
 from model_check.events import Break, Credit, Event, Finished, NonFinite, Phase, Step
 
 RIGHT, WRONG, OTHER = (0.5).hex(), (0.75).hex(), (0.625).hex()
@@ -49,20 +49,20 @@ OF_HEALTHY = record(RIGHT, RIGHT, RIGHT)
 RECORDS = {"a": OF_HEALTHY, "b": record(RIGHT, RIGHT, WRONG), "c": OF_HEALTHY}
 
 
-def histories(broken: Mapping[str, Break]) -> dict[str, History]:
+def all_facts(broken: Mapping[str, Break]) -> dict[str, WorkerFacts]:
     """Of the run."""
-    return {name: History(broken=broken.get(name)) for name in "abc"}
+    return {name: WorkerFacts(broken=broken.get(name)) for name in "abc"}
 
 
 def replay_watch(limit_s: float = 100) -> ReplayWatch:
-    return ReplayWatch(QUESTION, RECORDS, histories({}), limit_s)
+    return ReplayWatch(QUESTION, RECORDS, all_facts({}), limit_s)
 
 
 def attempt(
     question: Question = QUESTION, broken: dict[str, Break] | None = None, **told: list[Event]
 ) -> Attempt:
     """What a replay shows in which these workers told so much, and finished then."""
-    watch = ReplayWatch(question, RECORDS, histories(broken or {}), limit_s=100)
+    watch = ReplayWatch(question, RECORDS, all_facts(broken or {}), limit_s=100)
     for worker, events in told.items():
         for event in [*events, Finished()]:
             watch.on_event(worker, event)
@@ -142,7 +142,7 @@ def test_a_nan_where_the_run_was_finite_is_wrong_again() -> None:
 
 def test_where_the_run_told_other_fingerprints_the_healthy_ones_of_the_replay_count() -> None:
     """A replay that begins at a checkpoint tells all at its first step, the run a part of them."""
-    watch = ReplayWatch(AMONG_THREE, RECORDS, histories({}), limit_s=100)
+    watch = ReplayWatch(AMONG_THREE, RECORDS, all_facts({}), limit_s=100)
     for worker in "abc":
         told = {"gradients": "01" if worker == "b" else "00"}
         event = msgspec.structs.replace(step(2), fp=told, taken="all, all of 1")
@@ -155,14 +155,14 @@ def test_where_the_run_told_other_fingerprints_the_healthy_ones_of_the_replay_co
 
 @pytest.mark.parametrize("left", ["c", "ac"])
 def test_a_healthy_one_that_dies_is_gone_without_where_another_is_left(left: str) -> None:
-    watch = ReplayWatch(AMONG_THREE, RECORDS, histories({}), limit_s=100)
+    watch = ReplayWatch(AMONG_THREE, RECORDS, all_facts({}), limit_s=100)
     for worker in left:
         watch.on_end(worker)
     assert watch.dismissed == ({"c": Dismissal.GIVEN_UP} if left == "c" else {})
 
 
 def test_a_wrong_suspect_that_hangs_holds_nobody_and_is_given_up() -> None:
-    watch = ReplayWatch(AMONG_THREE, RECORDS, histories({}), limit_s=100)
+    watch = ReplayWatch(AMONG_THREE, RECORDS, all_facts({}), limit_s=100)
     watch.on_event("b", step(0, OTHER))
     for worker in "ac":
         for event in [*steps(RIGHT, RIGHT, RIGHT), Finished()]:
@@ -177,7 +177,7 @@ def test_a_wrong_suspect_that_hangs_holds_nobody_and_is_given_up() -> None:
 
 
 def test_the_healthy_go_on_without_a_suspect_that_is_wrong() -> None:
-    watch = ReplayWatch(AMONG_THREE, RECORDS, histories({}), limit_s=100)
+    watch = ReplayWatch(AMONG_THREE, RECORDS, all_facts({}), limit_s=100)
     for event in steps(RIGHT, OTHER):
         watch.on_event("b", event)
     assert watch.dismissed == {"b": Dismissal.AWAITED}
@@ -216,7 +216,7 @@ def test_a_healthy_worker_whose_first_step_varies_strays() -> None:
 
 
 def test_two_healthy_workers_that_stray_end_the_replay() -> None:
-    watch = ReplayWatch(AMONG_THREE, RECORDS, histories({}), limit_s=100)
+    watch = ReplayWatch(AMONG_THREE, RECORDS, all_facts({}), limit_s=100)
     assert watch.on_event("a", step(0, OTHER)) is None
     assert isinstance(watch.on_event("c", step(0, OTHER)), Stop)
 
@@ -285,7 +285,7 @@ def test_two_that_both_stray_show_kernels_that_vary() -> None:
 def test_of_two_the_one_that_met_a_nan_or_changed_gave_not_the_bits_of_the_other(
     spoilt: Event,
 ) -> None:
-    watches = [ReplayWatch(TWO, RECORDS, histories({}), limit_s=100) for _ in range(6)]
+    watches = [ReplayWatch(TWO, RECORDS, all_facts({}), limit_s=100) for _ in range(6)]
     for watch in watches:
         for event in [*steps(RIGHT, RIGHT), spoilt]:
             watch.on_event("b", event)
@@ -426,7 +426,7 @@ def test_a_replay_begins_before_the_fault_can_have_been(
 
 @pytest.mark.parametrize("key", ["torch", "isa", "cudnn", "math_environ", "settings"])
 def test_a_replay_on_other_software_proves_nothing(key: str) -> None:
-    run = {name: History(detail={key: "old"}) for name in "ab"}
+    run = {name: WorkerFacts(detail={key: "old"}) for name in "ab"}
     watch = ReplayWatch(QUESTION, RECORDS, run, 100)
     stop = watch.on_event("a", Phase(name="build", detail={key: "new"}))
     assert isinstance(stop, Stop)
@@ -437,7 +437,7 @@ def test_a_replay_on_other_software_proves_nothing(key: str) -> None:
 
 def test_a_replay_whose_kernel_fails_a_trial_that_the_run_passed_proves_nothing() -> None:
     trial = "trial of attention kernel sdpa"
-    run = {name: History(detail={trial: "passed"}) for name in "ab"}
+    run = {name: WorkerFacts(detail={trial: "passed"}) for name in "ab"}
     watch = ReplayWatch(QUESTION, RECORDS, run, 100)
     assert watch.on_event("b", Phase(name="build", detail={trial: "passed"})) is None
     stop = watch.on_event("a", Phase(name="build", detail={trial: "gave NaN"}))
@@ -450,7 +450,7 @@ def test_a_replay_whose_kernel_fails_a_trial_that_the_run_passed_proves_nothing(
 def test_the_first_reason_why_it_proves_nothing_stays() -> None:
     """A worker whose end is slow tells a step after its software was found to be another one."""
     first = msgspec.structs.replace(step(0), fp={"before.weights": "01"}, taken="all, all of 1")
-    run = {name: History(detail={"isa": "old"}) for name in "ab"}
+    run = {name: WorkerFacts(detail={"isa": "old"}) for name in "ab"}
     watch = ReplayWatch(QUESTION, {"a": {0: first}, "b": {0: first}}, run, 100)
     watch.on_event("a", Phase(name="build", detail={"isa": "new"}))
     watch.on_event("a", msgspec.structs.replace(first, fp={"before.weights": "02"}))
@@ -461,7 +461,7 @@ def test_the_first_reason_why_it_proves_nothing_stays() -> None:
 def test_a_replay_that_begins_with_other_weights_is_no_sign_of_kernels_that_vary() -> None:
     first = msgspec.structs.replace(step(0), fp={"before.weights": "01"}, taken="all, all of 1")
     now = msgspec.structs.replace(first, fp={"before.weights": "02"})
-    watch = ReplayWatch(QUESTION, {"a": {0: first}, "b": {0: first}}, histories({}), 100)
+    watch = ReplayWatch(QUESTION, {"a": {0: first}, "b": {0: first}}, all_facts({}), 100)
     stop = watch.on_event("a", now)
     assert isinstance(stop, Stop)
     replay = answer(QUESTION, [watch.attempt(RunEnd(exit_code=stop.exit_code))], 0)

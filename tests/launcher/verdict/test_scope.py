@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from launcher.report.closing import closing_lines
 from launcher.report.page.document import page
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.judge import judge
 from launcher.verdict.record import Case, RunEnd
 from launcher.verdict.results import Judgement, Scope, Verdict
 from launcher.verdict.scope import scope_of
-from launcher.verdict.steps import History
 from model_check.events import Done, Finished, Phase, Saved, Step
 from tests.launcher.report.page.stories import story
 from tests.launcher.verdict.test_judge import LOSS, RECORD, ended
@@ -26,26 +26,26 @@ GPU = {
 }
 
 
-def trained(steps: int, *, finished: bool = True, **detail: Any) -> History:
-    history = History()
-    history.record(Phase(name="build", detail=GPU | detail))
+def trained(steps: int, *, finished: bool = True, **detail: Any) -> WorkerFacts:
+    facts = WorkerFacts()
+    facts.record(Phase(name="build", detail=GPU | detail))
     for n in range(steps):
         repeated = True if n == 0 else None
-        history.record(
+        facts.record(
             Step(step=n, loss=LOSS, grad_norm=LOSS, lr=0, ms=1, tokens=1000, repeated=repeated)
         )
     if finished:
-        history.record(Finished())
-    history.record(Done(exit_code=0, peak_memory_bytes=41 << 30))
-    return history
+        facts.record(Finished())
+    facts.record(Done(exit_code=0, peak_memory_bytes=41 << 30))
+    return facts
 
 
 def concluded(
-    agreed: dict[str, int], device: str = "cuda", verb: str = "", **histories: History
+    agreed: dict[str, int], device: str = "cuda", verb: str = "", **all_facts: WorkerFacts
 ) -> Judgement:
-    workers = [ended(name) for name in histories]
+    workers = [ended(name) for name in all_facts]
     record = replace(RECORD, device=device, command=[verb])
-    case = Case(record, RunEnd(exit_code=0), workers, histories, agreed)
+    case = Case(record, RunEnd(exit_code=0), workers, all_facts, agreed)
     found = judge(case)
     return replace(found, result=replace(found.result, scope=scope_of(case, found.result)))
 
@@ -63,9 +63,9 @@ def last_lines(judgement: Judgement) -> list[str]:
 @pytest.mark.parametrize("verb", ["train", "check"])
 def test_a_training_of_one_worker_is_told_in_a_trainers_words(verb: str) -> None:
     """What it shows of the GPU is in its report; a check says it, also where it saves."""
-    history = trained(100)
-    history.record(Saved(step=100, path="/c/last.pt", content=""))
-    found = concluded({}, verb=verb, GPU0=history)
+    facts = trained(100)
+    facts.record(Saved(step=100, path="/c/last.pt", content=""))
+    found = concluded({}, verb=verb, GPU0=facts)
     result, loss = found.result, float.fromhex(LOSS)
     assert (result.verdict, result.exit_code) == (Verdict.PASS, 0)
     assert result.scope is not None
@@ -134,15 +134,15 @@ def test_four_steps_exclude_one() -> None:
 def test_the_summary_says_what_was_compared(
     detail: dict[str, str], finished: bool, told: str
 ) -> None:
-    histories = {name: trained(9, finished=finished, **detail) for name in ("GPU0", "GPU1")}
-    summary = concluded({"GPU0": 9, "GPU1": 9}, **histories).result.summary
+    all_facts = {name: trained(9, finished=finished, **detail) for name in ("GPU0", "GPU1")}
+    summary = concluded({"GPU0": 9, "GPU1": 9}, **all_facts).result.summary
     assert told in summary
     assert summary.endswith("the last") or not finished or "rotate" not in detail["fingerprints"]
 
 
 def test_what_took_no_fingerprints_of_any_worker_is_not_claimed() -> None:
-    histories = {"GPU0": trained(9), "GPU1": trained(9, fingerprints="rotate, schema 1")}
-    summary = concluded({"GPU0": 9, "GPU1": 9}, **histories).result.summary
+    all_facts = {"GPU0": trained(9), "GPU1": trained(9, fingerprints="rotate, schema 1")}
+    summary = concluded({"GPU0": 9, "GPU1": 9}, **all_facts).result.summary
     assert "loss and gradient norm equal" in summary
 
 
@@ -171,7 +171,7 @@ def test_a_cpu_has_no_memory_to_tell_and_shows_no_gpu() -> None:
 
 
 def test_who_did_not_pass_or_trained_nothing_has_no_scope() -> None:
-    nothing = History()
+    nothing = WorkerFacts()
     nothing.record(Done(exit_code=0))
     assert concluded({}, GPU0=nothing).result.scope is None
     failed = concluded({"GPU0": 5, "GPU1": 5}, GPU0=trained(5), GPU1=trained(5)).result

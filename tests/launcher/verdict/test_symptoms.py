@@ -41,10 +41,10 @@ class Run:
         self, records: Mapping[str, Record], fail_on: Collection[str] = DEFAULT, **more: Any
     ) -> RunResult:
         healths = {name: record.health() for name, record in records.items()}
-        histories = {worker.name: trained() for worker in self._workers}
-        agreed = dict.fromkeys(histories, 3) if len(histories) > 1 else {}
+        all_facts = {worker.name: trained() for worker in self._workers}
+        agreed = dict.fromkeys(all_facts, 3) if len(all_facts) > 1 else {}
         known = self._record | {"healths": healths, "fail_on": list(fail_on)} | more
-        return judged_by(self._end, self._workers, histories, agreed, **known)
+        return judged_by(self._end, self._workers, all_facts, agreed, **known)
 
     @property
     def summary(self) -> str:

@@ -8,9 +8,9 @@ from launcher.report.page.document import page
 from launcher.report.page.story import Story
 from launcher.verdict.curves import Curves
 from launcher.verdict.disagreement import Disagreement, Replay
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.results import RunResult, SplitResult, Verdict
 from launcher.verdict.severity import CauseClass, Repeat, Severity
-from launcher.verdict.steps import History
 from model_check.errors import EXIT_HANG, EXIT_UNNAMED
 from model_check.events import NonFinite, Origin
 from tests.launcher.report.page.stories import result, story, worker
@@ -190,8 +190,8 @@ def test_where_a_nan_was_born_is_told_with_its_counts() -> None:
     event = NonFinite(
         t=4_000_000_000, step=7, where="loss", loss="nan", grad_norm="nan", origin=origin
     )
-    history = History(nonfinite=event, first_nonfinite=event)
-    text = shown(failed(), story("GPU0", histories={"GPU0": history})).text.replace("\n", "")
+    facts = WorkerFacts(nonfinite=event, first_nonfinite=event)
+    text = shown(failed(), story("GPU0", all_facts={"GPU0": facts})).text.replace("\n", "")
     assert "step 7, 4.0 s after the start (2026-11-23 05:00:04)" in text
     assert "7forwardlayers.3.attention.wqoutput2 x 32 x 64" in text
     assert "1 NaN of 4,096 values, first at [0, 3, 5]" in text
@@ -209,12 +209,12 @@ def test_values_that_differ_are_shown_with_both_bits_and_their_mask() -> None:
 def test_a_silent_worker_shows_where_it_stood() -> None:
     hung = worker("CPU1", Verdict.FAIL, cause="silent for 4 s")
     told = result(hung, verdict=Verdict.FAIL, exit_code=EXIT_HANG, culprits=["CPU1"])
-    curve, history = (
+    curve, facts = (
         Curves(last_ns=17_000_000_000, before_end_ns=12_000_000_000),
-        History(last_step=8),
+        WorkerFacts(last_step=8),
     )
     how = story(
-        "CPU1", stacks={"CPU1": "File x.py"}, curves={"CPU1": curve}, histories={"CPU1": history}
+        "CPU1", stacks={"CPU1": "File x.py"}, curves={"CPU1": curve}, all_facts={"CPU1": facts}
     )
     text = shown(told, how).text.replace("\n", "")
     assert "after step 8, 12.0 s after the start" in text

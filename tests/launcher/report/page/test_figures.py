@@ -12,9 +12,9 @@ from launcher.report.page.render import _environment
 from launcher.report.page.story import Story
 from launcher.verdict.curves import Curves, Series
 from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.results import RunResult, Verdict
 from launcher.verdict.slow import Slow
-from launcher.verdict.steps import History
 from model_check.errors import EXIT_HANG
 from model_check.events import Done, Event, NonFinite, Phase, Step, Telemetry, Xid
 from tests.launcher.report.page.stories import result, story, worker
@@ -38,12 +38,12 @@ def step(number: int, loss: float = 2.0) -> Step:
 def told(events: dict[str, list[Event]], **more: Any) -> Any:
     """The story of workers that sent these events."""
     curves = {name: Curves() for name in events}
-    histories = {name: History() for name in events}
+    all_facts = {name: WorkerFacts() for name in events}
     for name, sent in events.items():
         for event in (Phase(name="train", t=SECOND), *sent):
             curves[name].record(event)
-            histories[name].record(event)
-    return story(*events, curves=curves, histories=histories, **more)
+            all_facts[name].record(event)
+    return story(*events, curves=curves, all_facts=all_facts, **more)
 
 
 def figures(of: RunResult, how: Story) -> str:

@@ -30,7 +30,7 @@ UNREPEATABLE = (
 _END_WORDS = {EXIT_PASS: "done", EXIT_SIGNAL_BASE + SIGTERM: "stopped"}
 
 
-class History(Struct):
+class WorkerFacts(Struct):
     """One worker's run as its events tell it."""
 
     phase: str | None = None
@@ -145,9 +145,9 @@ class History(Struct):
             self.loss_first = step.loss
 
 
-def changed_alike(histories: Mapping[str, History]) -> list[str]:
+def changed_alike(all_facts: Mapping[str, WorkerFacts]) -> list[str]:
     """All workers, two or more, whose state changed in the same way at the same step: their program
     did that, no device."""
-    breaks = [history.broken for history in histories.values()]
+    breaks = [facts.broken for facts in all_facts.values()]
     found = {each and (each.step, each.kept_as, each.num_tensors, *each.found) for each in breaks}
-    return list(histories) if len(breaks) > 1 and len(found) == 1 and None not in found else []
+    return list(all_facts) if len(breaks) > 1 and len(found) == 1 and None not in found else []

@@ -1,5 +1,4 @@
-"""Every cause that a worker may have is produced by a test; here are those of which no test tells
-more."""
+"""Every kind of finding is produced by a test; here are those of which no test tells more."""
 
 import os
 import subprocess
@@ -10,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from launcher.verdict.disagreement import Disagreement, Replay
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.record import RunEnd
 from launcher.verdict.results import RunResult
 from launcher.verdict.severity import Repeat
-from launcher.verdict.steps import History
 from model_check.events import Done, Phase
 from model_check.utils.trials import PASSED, TRIAL_OF
 from tests.deadline import DEADLINE_S
@@ -23,15 +22,17 @@ HERE = Path(__file__).parent
 NAMES = ("GPU0", "GPU1", "GPU2")
 
 
-def test_every_cause_is_produced_by_a_test(tmp_path: Path) -> None:
-    """Of a few files, which take a second: a cause without a test there is a line of `unseen`."""
+def test_every_kind_is_produced_by_a_test(tmp_path: Path) -> None:
+    """Of a few files, which take a second: a kind without a test there is a line of `unseen`."""
     unseen = tmp_path / "unseen"
-    files = [str(HERE / f"test_{name}.py") for name in ("causes", "golden", "judge")]
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "tests.launcher.verdict.seen_causes"]
+    files = [
+        str(HERE / f"test_{name}.py") for name in ("every_kind", "golden", "judge", "symptoms")
+    ]
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "tests.launcher.verdict.seen_kinds"]
     done = subprocess.run(
-        [*program, "-p", "no:cacheprovider", *files, "-k", "not every_cause"],
+        [*program, "-p", "no:cacheprovider", *files, "-k", "not every_kind_is"],
         cwd=HERE.parents[2],
-        env={**os.environ, "UNSEEN_CAUSES": str(unseen)},
+        env={**os.environ, "UNSEEN_KINDS": str(unseen)},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -42,12 +43,12 @@ def test_every_cause_is_produced_by_a_test(tmp_path: Path) -> None:
 
 
 def named(
-    end: RunEnd, histories: dict[str, History], replay: Replay | None = None
+    end: RunEnd, all_facts: dict[str, WorkerFacts], replay: Replay | None = None
 ) -> tuple[str, str]:
     """(verdict, cause) of GPU1, of workers that we stopped."""
-    workers = [ended(name, 143, stopped_by_us=True) for name in histories]
+    workers = [ended(name, 143, stopped_by_us=True) for name in all_facts]
     end = end if replay is None else replace(end, replays=(replay,))
-    return of_gpu1(judged(end, workers, histories))
+    return of_gpu1(judged(end, workers, all_facts))
 
 
 def of_gpu1(result: RunResult) -> tuple[str, str]:
@@ -81,8 +82,8 @@ def test_what_its_replays_showed_of_one_that_is_named(fault: str, repeat: Repeat
     end = RunEnd(exit_code=21, reason="r", culprits=("GPU1",), disagreement=difference)
     replay = Replay(to_step=2, suspects=("GPU1",), times=4, wrong=2, repeats={"GPU1": repeat})
     broken = [BROKEN] if fault == "broken" else []
-    histories = {"GPU0": told(), "GPU1": told(*broken), "GPU2": told()}
-    verdict, cause = named(end, histories, None if repeat is Repeat.NOT_REPLAYED else replay)
+    all_facts = {"GPU0": told(), "GPU1": told(*broken), "GPU2": told()}
+    verdict, cause = named(end, all_facts, None if repeat is Repeat.NOT_REPLAYED else replay)
     assert (verdict, cause.startswith(what)) == (AGAIN[repeat][0], True), cause
     assert cause.endswith(AGAIN[repeat][1])
 
