@@ -63,6 +63,8 @@ class RunArguments(Struct, frozen=True):
     run_dir: Path | None
     dry_run: bool
     as_json: bool
+    plain: bool = False
+    """On a terminal, too, each step is a line."""
     gpu_model: str | None = None
     """A GPU that need not be here: what the run would take on it."""
     quick: bool = False
@@ -90,6 +92,7 @@ def parse_run(argv: Sequence[str], environ: Mapping[str, str], verb: Verb = RUN)
         run_dir=names.run_dir,
         dry_run=names.dry_run,
         as_json=names.json,
+        plain=names.plain,
         gpu_model=names.gpu_model,
         quick=verb.name == "doctor" and names.quick,
         arms=arms,
@@ -171,6 +174,8 @@ def parser_of(verb: Verb) -> Parser:
     if verb.name == "doctor":
         quick = "NVML and the history of the GPUs alone, in 10 s at most"
         add("--quick", action="store_true", help=quick)
+    lines = "each step as a line, as in a pipe, in place of the live table of a terminal"
+    add("--plain", action="store_true", help=of_run(lines))
     add("--dry-run", action="store_true", help=of_run("print the plan, start nothing"))
     elsewhere = "with --dry-run: memory, time and MFU on a GPU that is not here (H100, A100, ...)"
     add("--gpu-model", metavar="NAME", help=of_run(elsewhere))

@@ -114,7 +114,11 @@ class Replayer:
         asked = f"{Signals(signum).name} received" if signum else None
         if why_not := asked or self._question.why_not or self._lost or self._too_long(limit_s):
             return answer(self._question, [], self._begin.step, why_not)
-        self._announce(limit_s)
+        with self._printer.showing(lambda columns, _: [self._what[: columns - 1]]):
+            return self._computed_again(limit_s, after)
+
+    def _computed_again(self, limit_s: float, after: Outcome | None) -> Replay:
+        self._printer.say(f"{self._what}, at most {limit_s:.0f} s (launch.replay_s)")
         attempts: list[Attempt] = []
         until, began = time.monotonic() + limit_s, time.monotonic()
         while True:
@@ -124,12 +128,11 @@ class Replayer:
             if self.signum or not (has_time and is_open(self._question, attempts)):
                 return answer(self._question, attempts, self._begin.step)
 
-    def _announce(self, limit_s: float) -> None:
+    @property
+    def _what(self) -> str:
         suspects, healthy = listed(self._question.suspects), self._question.healthy
         beside = f", beside {listed(list(healthy))}" if healthy else ""
-        what = self._question.what(self._begin.step)
-        limit = f"at most {limit_s:.0f} s (launch.replay_s)"
-        self._printer.say(f"replay: {what} again on {suspects}{beside}, {limit}")
+        return f"replay: {self._question.what(self._begin.step)} again on {suspects}{beside}"
 
     def _attempt(self, limit_s: float, after: Outcome | None) -> Attempt:
         records = {name: told.record for name, told in self._told.items()}

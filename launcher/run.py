@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from launcher.install.versions import versions
 from launcher.launch import Launch
 from launcher.nodes.failures import JobEnded
 from launcher.nodes.scheduler import started_by
+from launcher.output.panel import Draw
 from launcher.output.printer import Printer
 from launcher.part import Part
 from launcher.plan import WorkerSpec, plan_prepare
@@ -43,6 +45,7 @@ from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.secrets import masked_argv
 
 if TYPE_CHECKING:
+    from launcher.report.live_table import LiveTable
     from launcher.telemetry.monitor import Monitor
     from launcher.verdict.golden_watch import GoldenWatch
 
@@ -77,7 +80,7 @@ def make_directory(arguments: RunArguments, planned: Path, *, is_latest: bool = 
 def run(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     """Do it. Returns the exit code of the run; whatever stops it, its reports are written."""
     launch = begin(launch)
-    with printing(printer_out, launch.context.run_dir) as printer:
+    with printing(printer_out, launch.arguments, launch.context.run_dir) as printer:
         greet(launch, printer)
         _, result = run_one(launch, argv, printer)
     return result.exit_code
@@ -98,14 +101,15 @@ def run_round(
     """One of several rounds, in a directory that is made for it; said in two lines, where it
     passes."""
     directory = run_dir.create(launch.context.run_dir)
-    with printing(printer_out, directory) as printer:
+    with printing(printer_out, launch.arguments, directory) as printer:
         printer.say(f"{title}: {directory}")
         return run_one(launch, argv, printer, title)
 
 
 @contextmanager
-def printing(printer_out: int, directory: Path) -> Iterator[Printer]:
-    printer = Printer(printer_out, directory / run_dir.LAUNCHER_LOG)
+def printing(printer_out: int, arguments: RunArguments, directory: Path) -> Iterator[Printer]:
+    log = directory / run_dir.LAUNCHER_LOG
+    printer = Printer(printer_out, log, is_plain=arguments.plain)
     try:
         yield printer
     finally:
@@ -259,7 +263,7 @@ class Run:
             return self._supervise(replace(launch, context=context).specs, after)
 
     def _supervise(self, specs: Sequence[WorkerSpec], after: Outcome | None = None) -> Outcome:
-        return Supervisor(
+        supervisor = Supervisor(
             specs,
             self._launch.limits,
             self._printer,
@@ -267,7 +271,11 @@ class Run:
             companion=self._monitor,
             other_nodes=self._part.nodes,
             after=after,
-        ).run()
+        )
+        if self._launch.arguments.command:  # its lines are all that is known of it
+            return supervisor.run()
+        with self._printer.showing(table_of(self._directory)):
+            return supervisor.run()
 
     def _replay(self, outcome: Outcome) -> None:
         """Where workers differ, or one changed by itself: the steps to there again."""
@@ -344,6 +352,18 @@ def _import_what_judges() -> None:
     import launcher.replay
     import launcher.report.closing
     import launcher.report.conclude  # noqa: F401
+
+
+def table_of(directory: Path) -> Draw:
+    """The live table of a run. Made when it is drawn first: no start waits for rich."""
+
+    @cache
+    def table() -> "LiveTable":
+        from launcher.report.live_table import LiveTable
+
+        return LiveTable(directory)
+
+    return lambda columns, rows: table().lines(columns, rows)
 
 
 def greet(launch: Launch, printer: Printer) -> None:

@@ -25,7 +25,7 @@ from launcher.output.printer import LAUNCHER_PREFIX, Printer
 from launcher.output.streams import READ_BYTES
 from launcher.output.view import View
 from launcher.report.comparison import comparison_lines, what_is_left, write_record
-from launcher.run import make_directory, printing
+from launcher.run import make_directory, printing, table_of
 from launcher.supervise.signals import answered
 from launcher.supervise.worker import SpawnError
 from launcher.verdict.comparison import ComparisonRecord, TrialRecord
@@ -49,11 +49,13 @@ def run_comparison(comparison: Comparison, argv: Sequence[str], printer_out: int
     no run directory can be made."""
     directory = make_directory(comparison.arguments, comparison.run_dir)
     comparison = replace(comparison, run_dir=directory)
-    with printing(printer_out, directory) as printer:
+    with printing(printer_out, comparison.arguments, directory) as printer:
         _greet(comparison, printer)
         record = _record(comparison, argv)
         write_record(record, directory)
-        return _conclude(_trained(comparison, record, printer), directory, printer)
+        with printer.showing(table_of(directory)):
+            record = _trained(comparison, record, printer)
+        return _conclude(record, directory, printer)
 
 
 def _trained(

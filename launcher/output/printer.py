@@ -10,12 +10,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.output.append_file import AppendFile
 from launcher.output.own_lines import for_terminal
+from launcher.output.panel import REDRAW_S, Draw, Panel, can_have_one, other_lines
 from model_check.utils.words import printable_lines
 
 LAUNCHER_PREFIX = "[launcher] "
@@ -31,8 +32,11 @@ that the terminal could take."""
 class Printer:
     """Lines to one file descriptor (which it does not own: it neither closes nor changes it)."""
 
-    def __init__(self, fd: int, launcher_log: Path | None = None) -> None:
-        self._fd = fd
+    def __init__(
+        self, fd: int, launcher_log: Path | None = None, *, is_plain: bool = False
+    ) -> None:
+        """`is_plain`: lines alone, also on a terminal."""
+        self._fd, self._is_plain = fd, is_plain
         self._log = AppendFile(launcher_log, self._say_to_terminal) if launcher_log else None
         self._lock = threading.Condition()
         self._blocks: deque[bytes] = deque()
@@ -41,6 +45,8 @@ class Printer:
         # Closed, or the terminal is gone: further lines are dropped.
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._panel: Panel | None = None
+        self._is_panel_over = False
         self.dropped_lines = 0
         """Lines that a slow terminal did not show, so far."""
 
@@ -49,12 +55,33 @@ class Printer:
         """Whether a person sees them: on a terminal."""
         return os.isatty(self._fd)
 
+    @contextmanager
+    def showing(self, draw: Draw) -> Iterator[None]:
+        """Keep what `draw` makes below all lines, and leave out those of steps. The thread that
+        writes calls it four times a second. On what is no terminal, nothing."""
+        if self._is_plain or not can_have_one(self._fd):
+            yield
+            return
+        with self._lock:
+            self._panel, self._is_panel_over = Panel(self._fd, draw), False
+            self._start_thread()
+            self._lock.notify()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_panel_over = True
+                self._lock.notify()
+
     def lines(self, prefix: str, texts: Sequence[str]) -> None:
-        """Lines that are safe to print (`view.escape`), without another's between them. Those of a
-        program that speaks for the launcher are broken as its own are."""
-        if prefix == LAUNCHER_PREFIX:
+        """Lines that are safe to print (`view.escape`), without another's between them. Those of
+        our own programs, which a panel tells of, are broken as the launcher's are."""
+        has_panel = self._panel is not None and not self._is_panel_over
+        texts = other_lines(texts) if has_panel else texts
+        if has_panel or prefix == LAUNCHER_PREFIX:
             texts = for_terminal(texts, self._fd, prefix)
-        self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)
+        if texts:
+            self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)
 
     def say(self, text: str) -> None:
         """A message of the launcher, to the terminal and to its log. Several lines are fine."""
@@ -137,22 +164,36 @@ class Printer:
     def _work(self) -> None:
         # A signal that the main thread has blocked must wait for that thread, not be taken here.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while data := self._take():
+        while (data := self._take()) or self._panel is not None:
+            if self._panel is not None:
+                data = self._with_panel(self._panel, data)
             if not write_all(self._fd, data):
                 with self._lock:
                     self._closing = True
                     self._blocks.clear()
+                    self._panel = None
                 return
 
-    def _take(self) -> bytearray:
-        """Whole lines for one write, about 256 KiB; empty when closed and drained."""
+    @property
+    def _ends_panel(self) -> bool:
+        return self._panel is not None and self._is_panel_over
+
+    def _with_panel(self, panel: Panel, data: bytes) -> bytes:
+        if is_over := self._is_panel_over or self._closing:
+            self._panel = None
+        return panel.below(data, is_over=is_over)
+
+    def _take(self) -> bytes:
+        """Whole lines for one write, about 256 KiB; empty when closed and drained, or to draw the
+        panel again."""
         with self._lock:
-            self._lock.wait_for(lambda: self._blocks or self._closing)
+            wait_s = None if self._panel is None else REDRAW_S
+            self._lock.wait_for(lambda: self._blocks or self._closing or self._ends_panel, wait_s)
             data = bytearray()
             while self._blocks and len(data) < _WRITE_BYTES:
                 data += self._blocks.popleft()
             self._queued_bytes -= len(data)
-            return data
+            return bytes(data)
 
 
 def write_all(fd: int, data: bytes | bytearray) -> bool:

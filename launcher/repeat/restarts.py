@@ -33,7 +33,7 @@ def run_with_restarts(launch: Launch, argv: Sequence[str], printer_out: int) -> 
     directory, most = launch.context.run_dir, launch.loaded.settings.launch.max_restarts
     newest: Path | None = None
     for number in range(most + 1):
-        with printing(printer_out, launch.context.run_dir) as printer:
+        with printing(printer_out, launch.arguments, launch.context.run_dir) as printer:
             if number:
                 printer.say(f"restart {number} of {most}: {_from_where(launch)}")
             else:

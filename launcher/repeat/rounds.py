@@ -37,12 +37,12 @@ def run_rounds(launch: Launch, argv: Sequence[str], printer_out: int) -> int:
     between rounds asks for. Raises ModelCheckError."""
     launch = begin(launch)
     directory = launch.context.run_dir
-    with printing(printer_out, directory) as printer:
+    with printing(printer_out, launch.arguments, directory) as printer:
         greet(launch, printer)
     rounds = Rounds(directory)
     for path, result in _carried_out(launch, argv, printer_out):
         rounds.take(path, result)
-    with printing(printer_out, directory) as printer:
+    with printing(printer_out, launch.arguments, directory) as printer:
         _conclude(rounds.result, directory, printer)
     return rounds.result.exit_code
 

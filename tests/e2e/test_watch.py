@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -89,7 +90,7 @@ def test_a_run_is_watched_while_it_goes_and_left_alone(
     assert "step" in shown
     assert "q: leave" in shown
     terminals[0].type("q")
-    assert "train" in terminals[0].rest()
+    assert "equal, " in terminals[0].rest()
     assert terminals[0].process.wait(DEADLINE_S) == 0
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
@@ -102,7 +103,7 @@ def test_its_end_ends_the_watching_with_the_verdict(
     run = scripted.start("--max-steps", "100000", RESTS="0.05")
     seen = read_until(run, "[CPU1] Step [1/")
     terminals.append(Terminal(scripted, columns=200))
-    terminals[0].until("Step [")  # the last line of a worker, where there is room
+    terminals[0].until("norm")  # where there is room
     run.send_signal(signal.SIGINT)
     scripted.finish(run, seen)
     assert "SIGINT received (exit code 130)" in terminals[0].rest()
@@ -121,15 +122,15 @@ def test_runs_that_are_over_are_printed_once_and_what_they_said_moves_no_cursor(
     assert "PASS" in told.stdout
     assert "\x1b" not in told.stdout
     assert str(place) in told.stdout
-    assert "CPU1    done" in told.stdout
+    assert re.search(r"CPU1 .* done$", told.stdout, re.MULTILINE)
 
 
 def test_a_nan_and_the_one_that_was_stopped_are_told_apart(scripted: Launcher) -> None:
     scripted("--max-steps=100", "debug.drill=nan@1:CPU1")  # or the other one is done by then
     told = scripted.verb("watch", "run").stdout
     assert "DRILL nan@1:CPU1" in told
-    assert "CPU0    stopped" in told
-    assert "CPU1    exit 20" in told
+    assert re.search(r"^CPU0 .* stopped$", told, re.MULTILINE)
+    assert re.search(r"^CPU1 .* not finite at step 1$", told, re.MULTILINE)
     assert "FAIL: CPU1 failed first" in told
 
 

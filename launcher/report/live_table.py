@@ -1,0 +1,176 @@
+"""A run as it goes, a row for each worker: below its own lines on a terminal, and in `watch`."""
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from launcher.report.progress import RunProgress, WorkerProgress, watched
+from launcher.telemetry.health import symptoms
+from launcher.verdict.severity import Severity, worst
+from model_check.events import Metrics, Step, Telemetry
+from model_check.utils.words import printable
+
+_BAR = 8
+_QUIET_S = 10.0
+"""A worker that says nothing for so long, and for much longer than its steps take, may hang."""
+_MANY_STEPS = 4
+_STYLES = {Severity.ISOLATE: "bold red", Severity.RESET: "bold red", Severity.MONITOR: "yellow"}
+Cell = Callable[[WorkerProgress], str]
+_COLUMNS: tuple[tuple[str, int, Cell], ...] = (
+    ("step", 0, lambda w: _number(w.step, "{:,}")),
+    ("loss", 0, lambda w: _number(_float(_told(w.last, "loss")), "{:.4f}")),
+    ("norm", 100, lambda w: _number(_float(_told(w.last, "grad_norm")), "{:.3f}")),
+    ("tok/s", 0, lambda w: _number(_told(w.metrics, "tokens_per_s"), "{:,.0f}")),
+    ("MFU", 100, lambda w: _number(_told(w.metrics, "mfu_full"), "{:.0%}")),
+    ("util", 0, lambda w: _number(_told(w.sample, "utilization_percent"), "{}%")),
+    ("°C", 0, lambda w: _number(_told(w.sample, "temperature_c"), "{}")),
+    ("W", 0, lambda w: _number(_told(w.sample, "power_w"), "{:.0f}")),
+    ("GiB", 0, lambda w: _number(_gib(_told(w.metrics, "memory_bytes")), "{:.1f}")),
+)
+"""Title, from how many columns of the terminal on, cell. What is unknown of every worker has no
+column."""
+
+
+class LiveTable:
+    """Of a run directory, or of a comparison's, which is looked at again each time."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UsageError where no run is."""
+        self._watched = watched(directory)
+        self._console = Console(file=io.StringIO(), force_terminal=True, highlight=False)
+
+    def lines(self, columns: int, rows: int) -> list[str]:
+        """As the terminal shows them, no more than it has room for."""
+        self._watched.look()
+        going = [run for run in self._watched.runs if run.verdict is None]
+        text = io.StringIO()
+        self._console.file, self._console.width = text, columns
+        for run in going:
+            self._console.print(run_table(run, columns, time.monotonic_ns(), len(going) > 1))
+        lines = text.getvalue().splitlines()
+        if len(lines) <= rows:
+            return lines
+        return [*lines[: rows - 1], f"... {len(lines) - rows + 1} more: bash run.sh watch"]
+
+
+def run_table(run: RunProgress, width: int, now_ns: int, is_named: bool) -> RenderableType:
+    """Title, and a row for each worker. `is_named`: the title tells its directory."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= 100 else 1, 0, 0))
+    workers = list(run.workers.values())
+    columns = [(title, cell) for title, at_least, cell in _COLUMNS if width >= at_least]
+    cells = {title: [cell(worker) for worker in workers] for title, cell in columns}
+    shown = [title for title, _ in columns if any(cells[title])]
+    notes = [_note(name, run, now_ns) for name in run.workers]
+    table.add_column("worker", no_wrap=True)
+    names = _models(run, width)
+    if any(names):
+        table.add_column("GPU", no_wrap=True)
+    if run.record.steps:
+        table.add_column("", no_wrap=True)
+    for title in shown:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    for at, name in enumerate(run.workers):
+        model = [names[at]] if any(names) else []
+        bar = [_bar(workers[at].step, run.record.steps)] if run.record.steps else []
+        table.add_row(name, *model, *bar, *(Text(cells[title][at]) for title in shown), notes[at])
+    return Group(
+        Text(_title(run, is_named), style="bold", no_wrap=True, overflow="ellipsis"), table
+    )
+
+
+def _models(run: RunProgress, width: int) -> list[str]:
+    if width < 120:
+        return []
+    gpus = (run.record.gpus.get(name, {}) for name in run.workers)
+    return [printable(str(gpu.get("name", "")).removeprefix("NVIDIA ")) for gpu in gpus]
+
+
+def _bar(step: int | None, steps: int) -> Text:
+    full = 0 if step is None else round(_BAR * min(1.0, (step + 1) / steps))
+    return Text.assemble(("━" * full, "green"), ("─" * (_BAR - full), "dim"))
+
+
+def _note(name: str, run: RunProgress, now_ns: int) -> Text:
+    """The gravest of what is to be said of a worker; else what it does."""
+    return next(_notes(name, run, now_ns))
+
+
+def _notes(name: str, run: RunProgress, now_ns: int) -> Iterator[Text]:
+    worker = run.workers[name]
+    found = symptoms(name, health) if (health := worker.gpu.health()) is not None else []
+    gravest = worst(found) if found else None
+    if gravest is not None and gravest.is_hard:
+        yield Text(printable(gravest.figure), style=_STYLES[gravest.severity])
+    if (step := run.differs.get(name)) is not None:
+        yield Text(f"differs at step {step}", style="bold red")
+    facts = worker.facts
+    if facts.nonfinite is not None:
+        yield Text(f"not finite at step {facts.nonfinite.step}", style="bold red")
+    if facts.broken is not None:
+        yield Text("its state changed by itself", style="bold red")
+    if (quiet_s := _quiet_s(worker, now_ns)) is not None:
+        others = any(each.is_ahead_of(worker) for each in run.workers.values())
+        waits = ": the others wait for it" if others else ""
+        yield Text(f"silent for {quiet_s:.0f} s{waits}", style="yellow")
+    if gravest is not None:
+        yield Text(printable(gravest.figure), style=_STYLES[gravest.severity])
+    # A command of your own tells nothing.
+    unheard = "" if run.record.steps is None else "waiting"
+    equal = run.equal_steps.get(name, 0)
+    state = facts.state or unheard
+    if state == "train" and equal:
+        yield Text.assemble((f"equal, {equal:,} steps", "green"))
+    is_bad = state == "NaN" or state.startswith("exit ")
+    yield Text(state or worker.last_line, style="bold red" if is_bad else "")
+
+
+def _quiet_s(worker: WorkerProgress, now_ns: int) -> float | None:
+    """How long a worker that trains has said nothing; None: not unusually long."""
+    if worker.facts.state != "train" or worker.facts.is_finished or not worker.recent:
+        return None
+    quiet_s = (now_ns - worker.heard_ns) / 1e9
+    usual_s = _MANY_STEPS * (worker.step_s or 0.0)
+    return quiet_s if quiet_s > max(_QUIET_S, usual_s) else None
+
+
+def _title(run: RunProgress, is_named: bool) -> str:
+    steps = [worker.step for worker in run.workers.values() if worker.step is not None]
+    parts = [printable(str(run.directory))] if is_named else []
+    if run.record.drill:
+        parts.append(f"DRILL {printable(run.record.drill)}")
+    if steps and run.record.steps is not None:
+        parts.append(f"step {min(steps) + 1:,} of {run.record.steps:,}")
+    if run.eta_s is not None:
+        parts.append(f"ETA {_minutes(run.eta_s)}")
+    return " · ".join(parts)
+
+
+def _minutes(seconds: float) -> str:
+    """`m:ss`, `h:mm:ss` past an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _told(event: Metrics | Step | Telemetry | None, name: str) -> Any:
+    """None: there was no such event, or it did not tell."""
+    return None if event is None else getattr(event, name)
+
+
+def _float(bits: str | None) -> float | None:
+    return None if bits is None else float.fromhex(bits)
+
+
+def _gib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / 2**30

@@ -1,0 +1,151 @@
+"""The live table below a run's own lines, on a real terminal, with the scripted trainer."""
+
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from tests.deadline import DEADLINE_S
+from tests.e2e.conftest import Launcher
+from tests.e2e.test_telemetry import gpu
+from tests.nvml_fake.build import build, environment, scenario, xid
+from tests.screen import Screen
+
+
+class Run:
+    """A run on a terminal of its own."""
+
+    def __init__(self, launcher: Launcher, *argv: str, columns: int = 80, **env: str) -> None:
+        self.fd, theirs = pty.openpty()
+        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        self.screen = Screen()
+        self.process = subprocess.Popen(
+            launcher.arguments(*argv),
+            cwd=launcher.cwd,
+            env=launcher.env | {"TERM": "xterm", "NO_COLOR": "1"} | env | launcher.own,
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def row(self, worker: str) -> str:
+        """The worker's, as it stands now; empty: there is none."""
+        rows = [line for line in self.screen.lines if line.startswith(f"{worker} ")]
+        return rows[-1] if rows else ""
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_so():
+            assert time.monotonic() < deadline, self.screen.lines
+            assert self._read(), self.screen.lines
+
+    def rest(self) -> list[str]:
+        while self._read():
+            pass
+        return self.screen.lines
+
+    def _read(self) -> bool:
+        """False: the program is gone."""
+        if not select.select([self.fd], [], [], DEADLINE_S)[0]:
+            return False
+        try:
+            read = os.read(self.fd, 65536)
+        except OSError:
+            return False
+        self.screen.write(read.decode(errors="replace"))
+        return bool(read)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def on_terminal(scripted: Launcher) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(*argv: str, **more: str) -> Run:
+        runs.append(Run(scripted, *argv, **more))  # type: ignore[arg-type]
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+def test_a_row_for_each_worker_and_no_line_for_each_step(
+    on_terminal: Callable[..., Run], scripted: Launcher
+) -> None:
+    run = on_terminal("--workers", "3", "--max-steps", "40", RESTS="0.05")
+    run.until(lambda: "equal, " in run.row("CPU2"))
+    assert [bool(run.row(f"CPU{n}")) for n in range(4)] == [True, True, True, False]
+    lines = run.rest()
+    assert run.process.wait(DEADLINE_S) == 0
+    assert lines[-2].startswith("[launcher] ")
+    assert any(line.startswith("[launcher] PASS: ") for line in lines)
+    assert not run.row("CPU0")
+    assert not any("] Step [" in line for line in lines)
+    assert (scripted.cwd / "run" / "cpu1.log").read_text().count("Step [") == 40
+
+
+def test_plain_prints_a_line_for_each_step_and_no_table(on_terminal: Callable[..., Run]) -> None:
+    run = on_terminal("--plain", "--workers", "2", "--max-steps", "3")
+    lines = run.rest()
+    assert sum("[CPU1] Step [" in line for line in lines) == 3
+    assert not any(line.startswith("worker ") for line in lines)
+
+
+def test_the_lines_of_a_command_are_all_that_is_known_of_it(
+    on_terminal: Callable[..., Run],
+) -> None:
+    lines = on_terminal("--workers", "1", "--", "echo", "Step [1/2] | mine").rest()
+    assert "[CPU0] Step [1/2] | mine" in lines
+
+
+def test_one_that_differs_one_that_is_silent_and_an_end_by_ctrl_c(
+    on_terminal: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drill = ("debug.drill=flip@5:CPU1", "launch.on_suspect=continue")
+    run = on_terminal("--workers", "3", "--max-steps", "100000", *drill, RESTS="0.05")
+    run.until(lambda: "differs at step 5" in run.row("CPU1"))
+    run.until(lambda: "equal, " in run.row("CPU0"))
+    os.killpg(run.process.pid, signal.SIGINT)
+    lines = run.rest()
+    assert run.process.wait(DEADLINE_S) == 130
+    assert not run.row("CPU0")
+    assert any("SIGINT received" in line for line in lines)
+
+
+def test_who_is_silent_is_told_and_that_the_others_wait(on_terminal: Callable[..., Run]) -> None:
+    run = on_terminal("--workers", "2", "--max-steps", "100000", STOPS_AFTER="CPU1 4")
+    run.until(lambda: "the others wait for it" in run.row("CPU1"))
+    assert run.row("CPU1").split("silent for ")[1].startswith("1")
+
+
+def test_an_xid_stands_in_the_row_of_its_gpu_within_a_sample(
+    on_terminal: Callable[..., Run], tmp_path: Path
+) -> None:
+    (tmp_path / "scenario").write_text(scenario([gpu(0), gpu(1)], [xid(1, 79, 3000)]))
+    env = environment(build(tmp_path), tmp_path / "scenario")
+    env |= {"MODEL_CHECK_LOCK_DIR": str(tmp_path / "locks"), "RESTS": "0.05"}
+    options = ("--device", "cuda", "launch.telemetry_interval_s=0.5", "--max-steps", "100000")
+    run = on_terminal(*options, columns=160, **env)
+    run.until(lambda: "H100" in run.row("GPU0") and "98%" in run.row("GPU0"))
+    told = tmp_path / "run" / "gpu1.telemetry.jsonl"
+    run.until(lambda: '"xid":79' in told.read_text())
+    since = time.monotonic()
+    run.until(lambda: "Xid 79 (the GPU has fallen off the bus)" in run.row("GPU1"))
+    assert time.monotonic() - since < DEADLINE_S
+    assert "equal" in run.row("GPU0")

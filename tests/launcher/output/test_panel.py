@@ -1,0 +1,151 @@
+"""A panel stays below the lines, is drawn in its place, and goes without a trace."""
+
+import os
+import pty
+import struct
+import termios
+import threading
+from collections.abc import Iterator
+from fcntl import ioctl
+
+import pytest
+
+from launcher.output.panel import Panel, can_have_one, other_lines
+from launcher.output.printer import Printer
+from tests.deadline import DEADLINE_S
+from tests.screen import Screen
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    ours, theirs = pty.openpty()
+    resize(theirs, 80, 24)
+    yield theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+def resize(fd: int, columns: int, rows: int) -> None:
+    ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time is time to draw."""
+    monkeypatch.setattr("launcher.output.panel.REDRAW_S", 0.0)
+
+
+def shown(panel: Panel, screen: Screen, data: bytes = b"", *, is_over: bool = False) -> list[str]:
+    screen.write(panel.below(data, is_over=is_over).decode())
+    return screen.lines
+
+
+def test_lines_stand_above_it_and_it_is_drawn_in_its_place(fd: int) -> None:
+    drawn = [["a 1", "b 1"], ["a 2"], ["a 3", "b 3", "c 3"]]
+    panel, screen = Panel(fd, lambda columns, rows: drawn.pop(0)), Screen()
+    assert shown(panel, screen, b"first\n") == ["first", "a 1", "b 1", ""]
+    assert shown(panel, screen, b"second\n") == ["first", "second", "a 2", ""]
+    assert shown(panel, screen) == ["first", "second", "a 3", "b 3", "c 3", ""]
+    drawn.append(["never seen"])
+    assert shown(panel, screen, b"last\n", is_over=True) == ["first", "second", "last", ""]
+
+
+def test_nothing_is_written_where_nothing_is_new(fd: int) -> None:
+    panel = Panel(fd, lambda columns, rows: ["the same"])
+    assert panel.below(b"")
+    assert panel.below(b"") == b""
+
+
+def test_a_terminal_that_became_narrower_has_broken_its_lines(fd: int) -> None:
+    panel = Panel(fd, lambda columns, rows: ["\x1b[32m" + "x" * columns + "\x1b[0m"])
+    panel.below(b"")
+    resize(fd, 40, 24)
+    assert b"\x1b[2A" in panel.below(b"")
+
+
+def test_it_has_the_size_of_the_terminal_less_a_row_for_the_cursor(fd: int) -> None:
+    panel, screen = Panel(fd, lambda columns, rows: [f"{columns} x {rows}"]), Screen()
+    assert shown(panel, screen) == ["80 x 23", ""]
+    resize(fd, 20, 24)
+    assert shown(panel, screen) == [""]
+    resize(fd, 80, 0)
+    assert shown(panel, screen) == [""]
+
+
+def test_one_that_cannot_be_drawn_says_why_and_hides_no_line(fd: int) -> None:
+    panel, screen = Panel(fd, lambda columns, rows: [][0]), Screen()
+    why = "no live table: IndexError: list index out of range"
+    assert shown(panel, screen, b"a line\n") == ["a line", why, ""]
+
+
+def test_whoever_was_stopped_draws_anew(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = Panel(fd, lambda columns, rows: ["the same"])
+    panel.below(b"")
+    monkeypatch.setattr("time.monotonic", lambda at=panel._awake_at + 60: at)
+    assert b"A\x1b[J" not in panel.below(b"a line\n")
+
+
+def test_the_lines_of_steps_are_those_of_the_panel() -> None:
+    others = ["Trained 5 steps: loss 9", "Step by step", "[full] Saved step_5.pt"]
+    steps = ["Step [3/12] | Loss: 9.0", "Details [3/12] | x", "[full] [CPU0] Speed [3/12] | x"]
+    assert other_lines([*steps, *others]) == others
+
+
+@pytest.mark.parametrize("term", ["dumb", "", None])
+def test_a_terminal_that_cannot_move_its_cursor_has_none(
+    fd: int, term: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert can_have_one(fd)
+    monkeypatch.setenv("TERM", term) if term is not None else monkeypatch.delenv("TERM")
+    assert not can_have_one(fd)
+
+
+def told(printer: Printer, ours: int) -> str:
+    """All that the terminal got, once the printer is closed."""
+    assert printer.close(60)
+    return os.read(ours, 1 << 16).decode()
+
+
+def test_a_printer_shows_it_below_and_leaves_out_the_lines_of_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    drawn = threading.Event()
+
+    def draw(columns: int, rows: int) -> list[str]:
+        drawn.set()
+        return ["the table"]
+
+    for is_plain in (False, True):
+        ours, theirs = pty.openpty()
+        resize(theirs, 80, 24)
+        printer = Printer(theirs, is_plain=is_plain)
+        with printer.showing(draw):
+            assert is_plain or drawn.wait(DEADLINE_S)
+            printer.lines("[GPU0] ", ["Step [1/2] | Loss: 9.0", "a word"])
+        printer.lines("[GPU0] ", ["Step [2/2] | Loss: 9.0"])
+        text = told(printer, ours)
+        screen = Screen()
+        screen.write(text)
+        step = ["[GPU0] Step [1/2] | Loss: 9.0"] if is_plain else []
+        after = ["[GPU0] a word", "[GPU0] Step [2/2] | Loss: 9.0", ""]
+        assert screen.lines == [*step, *after]
+        assert ("the table" in text) is not is_plain
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_terminal_that_blocks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-S: lines queue up, and what is shown goes no further."""
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    resize(theirs, 80, 24)
+    termios.tcflow(theirs, termios.TCOOFF)
+    printer = Printer(theirs)
+    with printer.showing(lambda columns, rows: ["the table"]):
+        printer.lines("[GPU0] ", ["a word"])
+    assert not printer.close(0.1)
+    termios.tcflow(theirs, termios.TCOON)
+    os.close(ours)
+    os.close(theirs)
