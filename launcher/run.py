@@ -360,10 +360,11 @@ def table_of(directory: Path) -> Draw:
     @cache
     def table() -> "LiveTable":
         from launcher.report.live_table import LiveTable
+        from launcher.report.progress import watched
 
-        return LiveTable(directory)
+        return LiveTable([watched(directory)])
 
-    return lambda columns, rows: table().lines(columns, rows)
+    return lambda columns, rows: table().rows(columns, rows)
 
 
 def greet(launch: Launch, printer: Printer) -> None:

@@ -55,6 +55,7 @@ ALLOWED = {
     "launcher.report.fleet": FLOOR
     | rooms("launcher.report", "comparison", "files", "golden", "page", "read_run")
     | rooms(LAUNCHER, "run_dir", "verdict"),
+    "launcher.report.watch": FLOOR | {"launcher.output", "launcher.report"},
     "launcher.report": FLOOR
     | rooms("launcher.report", "comparison", "files", "fleet", "golden", "page", "read_run")
     | {"launcher.report.table"}
@@ -153,7 +154,7 @@ SINGLE_PLACE = {
     "flash_attn": ("model_check/models/attention.py",),
     "flash_attn_interface": ("model_check/models/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),
-    "rich": ("launcher/report/watch.py",),
+    "rich": ("launcher/report/live_table.py",),
     "msgspec": ("launcher/", "model_check/"),
     "torch": ("model_check/",),
     "numpy": (

@@ -1,22 +1,19 @@
 """`watch [RUN_DIR ...]`: runs as they go, as a table that is drawn again each second."""
 
-import io
 import os
 import select
+import shutil
 import sys
 import termios
-import time
 import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
-
-from launcher.report.live_table import run_table
-from launcher.report.progress import RunProgress, Watched, WatchedComparison, watched
+from launcher.output.panel import Panel, can_have_one
+from launcher.output.printer import write_all
+from launcher.report.live_table import LiveTable, cut
+from launcher.report.progress import watched
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, UsageError
 from model_check.utils.project_files import COMMAND
@@ -37,17 +34,13 @@ examples:
 
 def watch(argv: Sequence[str]) -> int:
     """Until all runs are over or somebody types q. Returns 0. Raises UsageError."""
-    runs = [watched(path) for path in _directories(argv)]
-    console = Console(highlight=False)
-    try:
-        if console.is_terminal and sys.stdin.isatty():
-            _follow(runs, console)
-        else:
-            _look(runs)
-        put(_text(runs, console), end="")
-    finally:
-        for run in runs:
-            run.close()
+    table = LiveTable([watched(path) for path in _directories(argv)])
+    out = sys.stdout.fileno()
+    can_move = can_have_one(out)
+    if can_move and sys.stdin.isatty():
+        _follow(table, out)
+    columns = shutil.get_terminal_size().columns
+    put("".join(f"{line}\n" for line in table.lines(columns, has_colours=can_move)), end="")
     return EXIT_PASS
 
 
@@ -60,22 +53,19 @@ def _directories(argv: Sequence[str]) -> list[Path]:
     return found or [_LATEST.resolve()]
 
 
-def _follow(runs: Sequence[Watched | WatchedComparison], console: Console) -> None:
+def _follow(table: LiveTable, out: int) -> None:
     """Draw until nothing more can be new."""
-    _look(runs)
-    with _keys() as stdin, Live(console=console, screen=True, auto_refresh=False) as live:
-        live.update(_drawn(runs, console.width), refresh=True)
-        while not all(run.is_over for run in runs):
+
+    def draw(columns: int, rows: int) -> list[str]:
+        return cut([*table.lines(columns), "q: leave"], rows)
+
+    panel = Panel(out, draw)
+    with _keys() as stdin:
+        while write_all(out, panel.below(b"")) and not table.is_over:
             ready, _, _ = select.select([stdin], [], [], _EVERY_S)
             if ready and os.read(stdin, 1) in (b"q", b"Q", b"\x03", b""):
-                return
-            _look(runs)  # how long a worker is silent changes, too
-            live.update(_drawn(runs, console.width), refresh=True)
-
-
-def _look(runs: Sequence[Watched | WatchedComparison]) -> None:
-    for run in runs:
-        run.look()
+                break
+        write_all(out, panel.below(b"", is_over=True))
 
 
 @contextmanager
@@ -88,23 +78,3 @@ def _keys() -> Iterator[int]:
         yield stdin
     finally:
         termios.tcsetattr(stdin, termios.TCSADRAIN, before)
-
-
-def _drawn(them: Sequence[Watched | WatchedComparison], width: int) -> Group:
-    runs = [run for each in them for run in each.runs]
-    parts = [part for run in runs for part in _parts(run, width)]
-    return Group(*(parts or [Text("no training has begun yet")]))
-
-
-def _text(them: Sequence[Watched | WatchedComparison], terminal: Console) -> str:
-    """What `terminal` would show: it has manners of its own where a disk is full."""
-    text = io.StringIO()
-    console = Console(file=text, width=terminal.width, force_terminal=terminal.is_terminal)
-    console.print(_drawn(them, terminal.width), highlight=False)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
-
-
-def _parts(run: RunProgress, width: int) -> Iterator[RenderableType]:
-    yield run_table(run, width, time.monotonic_ns(), is_named=True)
-    yield Text("q: leave" if run.verdict is None else run.verdict)
-    yield Text()
