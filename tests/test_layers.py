@@ -84,7 +84,9 @@ ALLOWED = {
     "launcher.cli": FLOOR
     | {"launcher"}
     | rooms(LAUNCHER, "compare", "compare.arms", "devices", "doctor", "gpus", "history", "nodes")
-    | rooms(LAUNCHER, "output", "preview", "repeat", "report", "run_dir", "verdict"),
+    | rooms(
+        LAUNCHER, "output", "preview", "repeat", "report", "report.watch", "run_dir", "verdict"
+    ),
     "launcher.__main__": FLOOR | {"launcher.cli"},
     # the worker's world, from the cellar up
     "model_check.data.read": FLOOR,
