@@ -72,9 +72,8 @@ if TYPE_CHECKING:
 
     from model_check.data.read.loader import BatchLoader
     from model_check.data.read.token_cache import TokenCache
-    from model_check.engine.batches import Splits
     from model_check.engine.distributed.world import World
-    from model_check.engine.run_context import Claim, Prompts, RunContext
+    from model_check.engine.run_context import Claim, Prompts, RunContext, Splits
 
 EXIT_UNEXPECTED = 1
 FINISH_STEP_OF_RANK_S = 0.05

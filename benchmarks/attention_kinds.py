@@ -48,20 +48,20 @@ def measure(kind: str, length: int, segment: int, num_steps: int) -> dict[str, f
 
     from model_check.config.flops import flops_per_token
     from model_check.engine.assembly import build_trainer
-    from model_check.engine.batches import gather
     from model_check.engine.metrics import peak_memory_bytes
-    from model_check.engine.step import train_step
+    from model_check.train import gather, train_step
     from tests.engine.conftest import FakeSource, Kept, bare_context
 
     torch.set_num_threads(1)
     settings = settings_of(kind, length, segment, num_steps)
     source = FakeSource(1, length)
-    made = build_trainer(settings, source, VOCABULARY, bare_context(Kept()))
+    made = build_trainer(settings, source, VOCABULARY, bare_context(Kept())).trainer
+    context, hooks = made.context, made.hooks
     times = []
     for step in range(NUM_WARM_UP + num_steps):
-        data = gather(source.batches(), step, 1, made.plan.device)
+        data = gather(source.batches(), step, 1, context.device)
         began = time.perf_counter()
-        train_step(made.state.model, data, made.state.optimizer, 1e-4, made.plan)
+        train_step(context, data, 1e-4, hooks)
         times.append(time.perf_counter() - began)
     flops = flops_per_token(settings, geometry(settings.model, VOCABULARY)).causal * length
     seconds = statistics.median(times[NUM_WARM_UP:])

@@ -12,41 +12,40 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import torch
 from torch import Tensor
 
 from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
-from model_check.engine.batches import StepData, gather
-from model_check.engine.fingerprint_log import FingerprintLog
-from model_check.engine.fingerprints import Fingerprints
-from model_check.engine.step import StepPlan, train_step
-from model_check.engine.trainer import Trainer
-from model_check.engine.watch import Watch
+from model_check.engine.results import AsyncMetrics, StepData
+from model_check.engine.training_run import TrainingRun
+from model_check.hooks.checksums import ChecksumLog, Checksums
+from model_check.hooks.fingerprints import Fingerprints
+from model_check.hooks.hook import Hook
+from model_check.hooks.site_monitor import SiteMonitor
+from model_check.train import StepContext, gather, train_step
 from tests.engine.conftest import FakeSource, Kept, bare_context
 
 VOCABULARY = 8192
 NUM_WARM_UP = 3
 
 
-class NoWatch(Watch):
+class NoMonitor(SiteMonitor):
     """As before there was one."""
 
-    def begin(self) -> None:
+    def begin(self, _step: int) -> None:
         pass
 
     def end_micro_batch(self) -> None:
         pass
 
-    def details(self, grad_norms: Tensor) -> Tensor:
-        return grad_norms[:0]
-
     def see(self, x_BTE: Tensor) -> None:
         pass
 
 
-def trainer() -> Trainer:
+def trainer() -> TrainingRun:
     overrides = (f"model.vocab_size={VOCABULARY}", "training.max_steps=100000")
     settings = load(Request(preset="cpu", overrides=overrides), lambda: False).settings
     source = FakeSource(settings.training.batch_size, settings.training.context_length)
@@ -56,48 +55,62 @@ def trainer() -> Trainer:
 class Checks(NamedTuple):
     """Of one way to train a step."""
 
-    plan: StepPlan
-    log: FingerprintLog | None
+    context: StepContext
+    monitor: SiteMonitor
+    fingerprints: Fingerprints
+    log: ChecksumLog | None
+
+    def hooks(self) -> list[Hook]:
+        """What takes fingerprints; nothing here finds a state changed."""
+        log = ChecksumLog() if self.log is None else self.log
+        return [Checksums(self.context, self.fingerprints, log, Mock(), None)]
 
 
-def ways(made: Trainer) -> dict[str, Checks]:
-    model, optimizer, whole = made.state.model, made.state.optimizer, made.plan
-    kernel = whole.fingerprints._fingerprint
-    off = Fingerprints(model, optimizer, kernel, last_step=-1, budget_bytes=0.0)
-    plain = replace(whole, watch=NoWatch(model), fingerprints=off)
+def ways(made: TrainingRun) -> dict[str, Checks]:
+    model, optimizer, whole = made.state.model, made.state.optimizer, made.trainer.context
+    monitor, full = SiteMonitor(model), whole.looker
+    assert isinstance(full, Fingerprints)
+    off = Fingerprints(model, optimizer, full._fingerprint, last_step=-1, budget_bytes=0.0)
+    nothing = NoMonitor(model)
+    plain = replace(whole, watchers=(nothing, off), looker=off)
+    watch = replace(plain, watchers=(monitor, off))
+    both = replace(whole, watchers=(monitor, full))
     return {
-        "plain": Checks(plain, None),
-        "watch": Checks(replace(whole, fingerprints=off), None),
-        "watch and fingerprints": Checks(whole, FingerprintLog()),
+        "plain": Checks(plain, nothing, off, None),
+        "watch": Checks(watch, monitor, off, None),
+        "watch and fingerprints": Checks(both, monitor, full, ChecksumLog()),
     }
 
 
 def rounds(num: int) -> Iterator[dict[str, tuple[float, float]]]:
     """Each way -> seconds by the clock, and of CPU, of the second of two steps."""
     made = trainer()
-    data = gather(made.source.batches(), 0, 1, made.plan.device)
+    training = made.state.settings.training
+    source = FakeSource(training.batch_size, training.context_length)
+    data = gather(source.batches(), 0, 1, made.trainer.context.device)
     each = ways(made)
     for _ in range(num):
         took = {}
         for name in random.sample(list(each), len(each)):
-            plan, log = each[name]
-            made.state.model.watchers = (plan.watch.see, plan.fingerprints.see)
-            if log is not None:  # the other ways have changed the state since
-                log.begin(plan.fingerprints.of_state_now())
-            step(made, data, plan, log)
+            way = each[name]
+            made.state.model.watchers = (way.monitor.see, way.fingerprints.see)
+            if way.log is not None:  # the other ways have changed the state since
+                way.log.begin(way.fingerprints.of_state_now())
+            step(data, way)
             began, cpu = time.perf_counter(), time.process_time()
-            step(made, data, plan, log)
+            step(data, way)
             took[name] = time.perf_counter() - began, time.process_time() - cpu
         yield took
 
 
-def step(made: Trainer, data: StepData, plan: StepPlan, log: FingerprintLog | None) -> None:
-    result = train_step(made.state.model, data, made.state.optimizer, 1e-4, plan)
-    for metrics in made.reader.push(data, 1e-4, result):
-        if log is not None:
-            log.take(metrics)
-            assert log.roll_ups
-            assert log.check() is None
+def step(data: StepData, way: Checks) -> None:
+    hooks = way.hooks()
+    result = train_step(way.context, data, 1e-4, hooks)
+    for metrics in AsyncMetrics(0).push(data, 1e-4, result):
+        if way.log is not None:
+            hooks[0].on_result(metrics)
+            assert way.log.roll_ups
+            assert way.log.check() is None
 
 
 def main() -> None:

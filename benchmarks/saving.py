@@ -80,23 +80,30 @@ def spread(values: list[float]) -> str:
 
 def child(options: argparse.Namespace) -> dict[str, Any]:
     """In the checkout that PYTHONPATH names."""
+    import torch
+
+    from model_check.engine.saving.saver import Saver
+    from model_check.forensics.fingerprint_kernel import fingerprint_for
+
     with tempfile.TemporaryDirectory() as directory:
         trainer = make_trainer(options.hidden, Path(directory))
-        state, saver = trainer.state, trainer.saver
+        state = trainer.state
+        saver = Saver(state.settings.training, state, fingerprint_for(torch.device("cpu")))
         tensors = [*state.model.parameters(), *state.optimizer.first_moments]
         for tensor in [*tensors, *state.optimizer.second_moments]:
             tensor.data.add_(1e-3)  # every page exists
         before = peak_bytes()
         ms: dict[str, list[float]] = {"one": [], "two": []}
-        with saver:
-            for kind, names in (("one", ["step_{}.pt"]), ("two", ["best.pt", "step_{}.pt"])):
-                for number in range(1, options.saves + 1):
-                    saver.wait()
-                    step = number if kind == "one" else 100 + number
-                    started = time.perf_counter()
-                    for name in names:
-                        saver.save(name.format(step), state.capture(step, 1.0))
-                    ms[kind].append(1000 * (time.perf_counter() - started))
+        saver.begin()
+        for kind, names in (("one", ["step_{}.pt"]), ("two", ["best.pt", "step_{}.pt"])):
+            for number in range(1, options.saves + 1):
+                saver.wait()
+                step = number if kind == "one" else 100 + number
+                started = time.perf_counter()
+                for name in names:
+                    saver.save(name.format(step), state.capture(step, 1.0))
+                ms[kind].append(1000 * (time.perf_counter() - started))
+        saver.close(None)
         size = 12 * sum(parameter.numel() for parameter in state.model.parameters())
         return {**ms, "peak_bytes": peak_bytes() - before, "state_bytes": size}
 

@@ -38,12 +38,12 @@ from model_check.engine.assembly import build_trainer  # noqa: E402
 from model_check.engine.device import device_name, set_up_process  # noqa: E402
 from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
 from model_check.engine.observe.mfu import Utilisation, peak_flops  # noqa: E402
-from model_check.engine.observer import RunObserver  # noqa: E402
-from model_check.engine.reading import StepMetrics  # noqa: E402
+from model_check.engine.results import StepMetrics  # noqa: E402
 from model_check.engine.run_context import Channels, Claim, Identity, RunContext  # noqa: E402
 from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, EventSink, Phase  # noqa: E402
+from model_check.hooks.hook import RunObserver  # noqa: E402
 from model_check.models.attention import BACKENDS  # noqa: E402
 from model_check.models.build_model import build_model  # noqa: E402
 from model_check.utils.worker_env import ALLOCATOR, ALLOCATOR_VARIABLES  # noqa: E402
@@ -244,24 +244,26 @@ class Listener(EventSink):
 class Clock(RunObserver):
     """Records step times and losses as the trainer reads them."""
 
+    meter: Meter
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
-    def on_step(self, reading: StepMetrics, seconds: float) -> None:
-        self.seconds.append(seconds)
+    def on_result(self, reading: StepMetrics) -> None:
+        self.seconds.append(self.meter.seconds)
         self.losses.append(reading.loss)
 
 
 def run_ours(settings: Settings, device: torch.device) -> Outcome:
     set_up_process(settings.system, 1, os.environ)
     shape = geometry(settings.model, 0)
-    clock, sink = Clock(), Listener(None)
+    meter = Meter()
+    clock, sink = Clock(meter), Listener(None)
     context = RunContext(
         identity=Identity("GPU0"),
         channels=Channels(lambda text: print(text, file=sys.stderr), sink, (clock,)),
         device=device,
         claim=Claim(Path()),
-        meter=Meter(),
+        meter=meter,
         stop=StopSignal(),
     )
     build_trainer(settings, RandomTokens(settings, shape.vocab_size), 0, context).run()

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import torch
@@ -23,14 +24,13 @@ from torch import Tensor, nn
 from launcher.verdict.agreement import Agreement
 from launcher.verdict.disagreement import Disagreement, explain
 from model_check.engine.assembly import build_trainer
-from model_check.engine.batches import StepData, gather
-from model_check.engine.fingerprint_log import FingerprintLog
-from model_check.engine.fingerprints import Fingerprints, Prints
-from model_check.engine.reading import Reader
-from model_check.engine.step import StepPlan, train_step
-from model_check.engine.trainer import Trainer
+from model_check.engine.results import AsyncMetrics, StepData
+from model_check.engine.training_run import TrainingRun
 from model_check.events import Break, Step, Vectors
 from model_check.forensics.fingerprint import eager_fingerprint
+from model_check.hooks.checksums import ChecksumLog, Checksums
+from model_check.hooks.fingerprints import Fingerprints, Prints
+from model_check.train import StepContext, gather, train_step
 from model_check.utils.fingerprint import NUM_COLUMNS
 from tests.engine.conftest import VOCABULARY, FakeSource, Kept, bare_context, make_settings
 
@@ -122,8 +122,8 @@ class Taken:
 class World:
     """One precision and one budget: a trainer, and how each step of a healthy worker looks."""
 
-    trainer: Trainer
-    plan: StepPlan
+    trainer: TrainingRun
+    context: StepContext
     prints: Tampered
     data: list[StepData]
     before: list[tuple[dict[str, Tensor], Any]] = field(default_factory=list)
@@ -150,13 +150,14 @@ class World:
         for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
 
-    def steps(self, first: int, log: FingerprintLog) -> Iterator[Taken]:
+    def steps(self, first: int, log: ChecksumLog) -> Iterator[Taken]:
         state = self.trainer.state
         log.begin(self.prints.of_state_now())
+        checksums = Checksums(self.context, self.prints, log, Mock(), None)
         for data in self.data[first:]:
-            result = train_step(state.model, data, state.optimizer, LR, self.plan)
-            (metrics,) = Reader(0).push(data, LR, result)
-            log.take(metrics)
+            result = train_step(self.context, data, LR, [checksums])
+            (metrics,) = AsyncMetrics(0).push(data, LR, result)
+            checksums.on_result(metrics)
             event = Step(
                 step=data.step,
                 loss=metrics.loss.hex(),
@@ -194,11 +195,11 @@ def world(precision: str, budget: str) -> World:
         site_bytes=4 * 2 * 2 * 16 * 32,
     )
     prints.act = _nothing
-    plan = replace(trainer.plan, fingerprints=prints)
-    model.watchers = (plan.watch.see, prints.see)
-    stream = trainer.source.batches()
-    data = [gather(stream, step, 2, plan.device) for step in range(NUM_STEPS)]
-    made = World(trainer, plan, prints, data)
+    context = replace(trainer.trainer.context, watchers=(prints,), looker=prints)
+    model.watchers = (prints.see,)
+    stream = FakeSource().batches()
+    data = [gather(stream, step, 2, context.device) for step in range(NUM_STEPS)]
+    made = World(trainer, context, prints, data)
     for taken in _clean(made):
         made.clean.append(taken)
     return made
@@ -206,7 +207,7 @@ def world(precision: str, budget: str) -> World:
 
 def _clean(made: World) -> Iterator[Taken]:
     made.before.append((made.snapshot(), made.prints._left))
-    for taken in made.steps(0, FingerprintLog()):
+    for taken in made.steps(0, ChecksumLog()):
         made.before.append((made.snapshot(), made.prints._left))
         yield taken
 
@@ -268,7 +269,7 @@ def play(made: World, fault: Fault) -> Seen:
     traced, by = False, Counter[str]()
     agreement = Agreement({"GPU0": "", "GPU1": "", "GPU2": ""})
     try:
-        for taken in made.steps(fault.step - 1, FingerprintLog()):
+        for taken in made.steps(fault.step - 1, ChecksumLog()):
             clean = made.clean[taken.event.step]
             traced |= _differs(taken, clean)
             if taken.event.step == fault.step:

@@ -109,21 +109,39 @@ ALLOWED = {
     "model_check.engine.busy": FLOOR,
     # the ranks of one job
     "model_check.engine.distributed": FLOOR | {"model_check.engine.busy", "model_check.forensics"},
+    # what a step is to its hooks, and their interface
+    "model_check.engine.results": FLOOR | rooms(ENGINE, "busy", "distributed"),
+    "model_check.hooks.hook": FLOOR | {"model_check.engine.results"},
     "model_check.engine": FLOOR
     | {"model_check.data.read", "model_check.engine.checkpoint"}
-    | rooms(ENGINE, "busy", "distributed", "sharded")
+    | rooms(ENGINE, "busy", "distributed", "results", "sharded")
     | {"model_check.forensics.manifest"}
-    | rooms("model_check", "forensics", "models"),
+    | rooms("model_check", "forensics", "hooks.hook", "models"),
     "model_check.engine.saving": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "distributed", "sharded")
     | rooms("model_check", "forensics", "models"),
-    "model_check.engine.observe": FLOOR | {ENGINE, "model_check.engine.checkpoint"},
-    "model_check.engine.trainer": FLOOR
-    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "busy", "distributed", "saving")},
+    # the loop, what computes with it, its hooks
+    "model_check.train": FLOOR
+    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "busy", "distributed", "results")}
+    | rooms("model_check", "hooks.hook", "models"),
+    "model_check.engine.compile": FLOOR
+    | {ENGINE, "model_check.engine.results", *rooms("model_check", "models", "train")},
+    "model_check.engine.weight_copies": FLOOR | {ENGINE, "model_check.train"},
+    "model_check.hooks": FLOOR
+    | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
+    | rooms(ENGINE, "busy", "distributed", "results", "saving")
+    | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook", "models", "train"),
+    "model_check.engine.observe": FLOOR
+    | {
+        ENGINE,
+        *rooms(ENGINE, "checkpoint", "results"),
+        *rooms("model_check", "hooks", "hooks.hook"),
+    },
+    "model_check.engine.training_run": FLOOR | {ENGINE, "model_check.train"},
     "model_check.engine.assembly": FLOOR
-    | {ENGINE, *rooms("model_check", "forensics", "models")}
-    | {*rooms(ENGINE, "saving", "observe", "trainer")},
+    | {ENGINE, *rooms("model_check", "forensics", "hooks", "hooks.hook", "models", "train")}
+    | {*rooms(ENGINE, "compile", "observe", "saving", "training_run", "weight_copies")},
     "model_check.generate": FLOOR
     | rooms(DATA, "read", "sources", "sources.midi", "tokenizers")
     | {"model_check.library"}

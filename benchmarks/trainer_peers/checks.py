@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable
 
 import torch
-from ours import CPU, build
+from ours import CPU, TokenSource, build
 from torch.nn.utils import get_total_norm
 from workload import LEARNING_RATE, MAX_GRAD_NORM, Workload
 
-from model_check.engine.batches import StepData, gather
 from model_check.engine.busy import moment
-from model_check.engine.observer import RunObserver
 from model_check.engine.optim import clip_divisor
-from model_check.engine.reading import StepMetrics
-from model_check.engine.step import accumulate, train_step
-from model_check.engine.trainer import Trainer
+from model_check.engine.results import AsyncMetrics, StepData, StepMetrics
+from model_check.engine.training_run import TrainingRun
+from model_check.hooks.hook import RunObserver
+from model_check.train import accumulate, gather, train_step
 
 WARM_UP_PAIRS = 3
 DIRECT_ROUNDS = 300
@@ -31,38 +30,39 @@ class Watching:
 
     def __init__(self, work: Workload, num_pairs: int) -> None:
         num_steps = 2 * (num_pairs + WARM_UP_PAIRS) + 1
-        self.trainer: Trainer = build(work, num_steps, RunObserver())
-        self.work = work
-        self._stream = self.trainer.source.batches()
-        self.trainer.state.context.meter.start(moment(CPU))
+        self.run: TrainingRun = build(work, num_steps, RunObserver())
+        self.context, self.hooks = self.run.trainer.context, self.run.trainer.hooks
+        self.work, self._metrics = work, AsyncMetrics(0)
+        self._stream = TokenSource(work.tokens(num_steps), work.batch_size).batches()
+        self.run.state.context.meter.start(moment(CPU))
 
     def data(self) -> StepData:
         return gather(self._stream, 0, self.work.num_micro_batches, CPU)
 
     def watched(self) -> None:
         """The part of a step that Trainer does."""
-        trainer, data = self.trainer, self.data()
-        result = train_step(
-            trainer.state.model, data, trainer.state.optimizer, LEARNING_RATE, trainer.plan
-        )
-        self.take(trainer.reader.push(data, LEARNING_RATE, result))
+        data = self.data()
+        result = train_step(self.context, data, LEARNING_RATE, self.hooks)
+        self.take(self._metrics.push(data, LEARNING_RATE, result))
 
     def take(self, readings: list[StepMetrics]) -> None:
         for reading in readings:
-            seconds = self.trainer.state.context.meter.finish_step(
+            self.run.state.context.meter.finish_step(
                 reading.loss, reading.data.num_positions, reading.done
             )
-            for observer in self.trainer.state.observers:
-                observer.on_step(reading, seconds)
+            for observer in self.run.state.observers:
+                observer.on_result(reading)
 
     def bare(self) -> None:
-        trainer, data = self.trainer, self.data()
-        accumulate(trainer.state.model, data, trainer.state.optimizer, trainer.plan)
-        divisor = clip_divisor(get_total_norm(trainer.state.optimizer.gradients()), MAX_GRAD_NORM)
+        data, optimizer = self.data(), self.context.optimizer
+        accumulate(self.context, data)
+        divisor = clip_divisor(get_total_norm(optimizer.gradients()), MAX_GRAD_NORM)
         with torch.no_grad():
-            trainer.state.optimizer.num_steps += 1
-            for group in trainer.state.optimizer._groups:
-                trainer.state.optimizer._update(group, LEARNING_RATE, divisor, None)
+            optimizer.num_steps += 1
+            for block in optimizer.blocks:
+                optimizer._update(
+                    block, block.gradients(), LEARNING_RATE, divisor, optimizer.refusing
+                )
 
     def pair(self, number: int) -> tuple[float, float]:
         """CPU milliseconds of a watched and of a bare step."""
@@ -73,14 +73,12 @@ class Watching:
 
     def direct(self) -> float:
         """CPU milliseconds of the gate, the reading, the event and the line by themselves."""
-        trainer, data = self.trainer, self.data()
-        result = train_step(
-            trainer.state.model, data, trainer.state.optimizer, LEARNING_RATE, trainer.plan
-        )
+        data = self.data()
+        result = train_step(self.context, data, LEARNING_RATE, self.hooks)
 
         def watch() -> None:
             _ = ~(torch.isfinite(result.loss) & torch.isfinite(result.grad_norm))
-            self.take(trainer.reader.push(data, LEARNING_RATE, result))
+            self.take(self._metrics.push(data, LEARNING_RATE, result))
 
         return cpu_ms(lambda: [watch() for _ in range(DIRECT_ROUNDS)]) / DIRECT_ROUNDS
 

@@ -27,12 +27,12 @@ from model_check.config.schema import LoggingSettings, ModelSettings, Settings, 
 from model_check.engine.assembly import build_trainer
 from model_check.engine.device import keep_freed_memory, set_up_process
 from model_check.engine.metrics import Meter
-from model_check.engine.observer import RunObserver
-from model_check.engine.reading import StepMetrics
+from model_check.engine.results import StepData, StepMetrics
 from model_check.engine.run_context import Channels, Claim, Identity, RunContext
 from model_check.engine.stop import StopSignal
-from model_check.engine.trainer import Trainer
+from model_check.engine.training_run import TrainingRun
 from model_check.events import EventSink
+from model_check.hooks.hook import RunObserver
 from model_check.models.loss import IGNORED
 
 CPU = torch.device("cpu")
@@ -64,11 +64,11 @@ class Pace(RunObserver):
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
 
-    def before_step(self, step: int) -> None:
+    def before_step(self, _data: StepData) -> None:
         if not self._turn.begin_step():
             raise SystemExit(0)
 
-    def on_step(self, reading: StepMetrics, seconds: float) -> None:
+    def on_result(self, reading: StepMetrics) -> None:
         self._turn.end_step(lambda: reading.loss)
 
 
@@ -104,14 +104,14 @@ def settings_of(work: Workload, num_steps: int) -> Settings:
     )
 
 
-def build(work: Workload, num_steps: int, observer: RunObserver) -> Trainer:
+def build(work: Workload, num_steps: int, observer: RunObserver) -> TrainingRun:
     source = TokenSource(work.tokens(num_steps), work.batch_size)
     return build_from(settings_of(work, num_steps), source, work.vocab_size, observer)
 
 
 def build_from(
     settings: Settings, source: TokenSource, vocab_size: int, observer: RunObserver
-) -> Trainer:
+) -> TrainingRun:
     """Runs in a process that is set up as a worker's; a listener reads its events."""
     set_up_process(settings.system, 1, os.environ)
     keep_freed_memory()

@@ -1,5 +1,8 @@
 """Settings -> a trainer: every part of a run is made here, once."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -8,16 +11,8 @@ from model_check.config.flops import flops_per_token
 from model_check.config.resume import settings_digest
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
-from model_check.engine.alarm import Alarm
-from model_check.engine.batches import BatchSource
 from model_check.engine.compile import compile_model
 from model_check.engine.device import compute_dtype, describe_device
-from model_check.engine.evaluation import Evaluator
-from model_check.engine.fingerprint_log import FingerprintLog
-from model_check.engine.fingerprints import Fingerprints
-from model_check.engine.in_step import InStep
-from model_check.engine.inject import Injector
-from model_check.engine.keeper import Keeper
 from model_check.engine.kernels import (
     Kernels,
     choose_kernels,
@@ -29,28 +24,39 @@ from model_check.engine.memory import explained
 from model_check.engine.observe.gates import tell_limits
 from model_check.engine.observe.observers import run_observers
 from model_check.engine.optim import AdamW
-from model_check.engine.overflow import Overflow
-from model_check.engine.reading import Reader
 from model_check.engine.run_context import RunContext
-from model_check.engine.sampling import SampleMaker
 from model_check.engine.saving.initial_weights import take_initial_weights
 from model_check.engine.saving.resume import resume
 from model_check.engine.saving.saver import Saver
+from model_check.engine.schedule import learning_rate
 from model_check.engine.start import refuse_other_starts
 from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan
-from model_check.engine.trainer import Trainer
-from model_check.engine.watch import Watch
+from model_check.engine.training_run import TrainingRun
 from model_check.engine.weight_copies import take_copies
 from model_check.errors import ConfigError
-from model_check.events import Phase, Scalar
+from model_check.events import Dump, Phase, Scalar
+from model_check.forensics.fingerprint import Fingerprint
 from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
+from model_check.hooks.checksums import ChecksumLog, Checksums, DeterminismCheck, StateCheck
+from model_check.hooks.evaluate import Evaluate
+from model_check.hooks.evidence import EvidenceWriter
+from model_check.hooks.fingerprints import Fingerprints
+from model_check.hooks.hook import Hook
+from model_check.hooks.inject import Injector
+from model_check.hooks.lockstep import Lockstep, SupervisorClient
+from model_check.hooks.nonfinite import NonFiniteHandler
+from model_check.hooks.overflow import OverflowRepeat
+from model_check.hooks.progress import Progress
+from model_check.hooks.sample import MakeSamples
+from model_check.hooks.save import Save
+from model_check.hooks.site_monitor import SiteMonitor
 from model_check.models.attention import AttentionFn
 from model_check.models.backends import DeviceLost, NoKernel
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model, build_shared
 from model_check.models.loss import can_add_in_float32
+from model_check.train import BatchSource, StepContext, Trainer
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS
 
 FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
@@ -67,52 +73,139 @@ def build_trainer(
     tokenizer_vocab_size: int,
     context: RunContext,
     lag: int | None = None,
-) -> Trainer:
+) -> TrainingRun:
     """Build the model and everything around it; resume a checkpoint, if settings say so. Raises
     ConfigError for settings that cannot act here, CheckpointError.
 
-    `lag`: see Reader; None: 1 on a GPU, 0 on a CPU. With a loss scale it is 0.
+    `lag`: see AsyncMetrics; None: 1 on a GPU, 0 on a CPU. With a loss scale it is 0.
     """
-    training, log = settings.training, FingerprintLog()
-    shape = geometry(settings.model, tokenizer_vocab_size)
+    shape, log = geometry(settings.model, tokenizer_vocab_size), ChecksumLog()
     _check_vocabulary(shape, tokenizer_vocab_size)
-    dtype = compute_dtype(training, context.device)
+    dtype = compute_dtype(settings.training, context.device)
     kernel, how = _choose_fingerprints(settings, context)
     kernels = _choose_kernels(settings, shape, dtype, how, context)
     state = _make_state(settings, shape, dtype, kernels, log, context)
     tell_limits(settings, context.channels.say)
-    plan = _make_plan(state, dtype, kernel, how)
-    if wants_copies(settings):
-        with explained(settings, context):
-            plan = take_copies(state, plan)
-    reader = _make_reader(state, lag)
-    worker, model = context.identity.worker, state.model
-    injector = Injector(context.drill, worker, model, state.optimizer, context.world)
-    evaluator, saver, keeper = Evaluator(state, plan), Saver(training, state, kernel), Keeper(state)
-    alarm = Alarm(state, plan, injector, keeper, recomputes=reader.lag > 0)
-    if training.resume is not None:
-        resume(state, training.resume, saver)
+    checks = Checks(SiteMonitor(state.model), _make_fingerprints(state, kernel, how), log)
+    step_context = _make_step_context(state, dtype, checks)
+    hooks = _make_hooks(state, step_context, checks, kernel, _lag(state, lag))
+    if settings.training.resume is not None:
+        resume(state, settings.training.resume, hooks.saver)
         if context.replay_to is None:
-            injector.check_reached(from_step=state.progress.step)
+            hooks.injector.check_reached(from_step=state.progress.step)
     refuse_other_starts(state, kernel)
-    if training.compile:  # last: it takes long, and every other mistake is known before
+    if settings.training.compile:  # last: it takes long, and every other mistake is known before
         with explained(settings, context):
-            compile_model(state, plan)
-    context.world.join(model, context.device)
-    return Trainer(
+            compile_model(state, step_context)
+    context.world.join(state.model, context.device)
+    return TrainingRun(state, _make_trainer(state, source, step_context, hooks, _lag(state, lag)))
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What looks into each step."""
+
+    monitor: SiteMonitor
+    fingerprints: Fingerprints
+    log: ChecksumLog
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The list, and those of it that other parts ask."""
+
+    in_order: Sequence[Hook]
+    injector: Injector
+    nonfinite: NonFiniteHandler
+    saver: Saver
+    client: SupervisorClient
+
+
+def _make_hooks(
+    state: TrainingState,
+    step_context: StepContext,
+    checks: Checks,
+    kernel: Fingerprint,
+    lag: int,
+) -> Hooks:
+    """The hooks of a run. Their order is that in which they hear of a step:
+
+    - the determinism check computes the first step before a fault is injected
+    - state that changed by itself may be why a step is not finite: checksums come first
+    - behind the search for NaN all hooks see finite steps only: they count, and the log tells them
+    - a step is told before the run ends of what it found: the state check is behind the log
+    - evaluation before samples, and both before a checkpoint, which knows the best loss
+    - the wait for the supervisor's permit is last: behind it the next step begins
+    """
+    settings, context = state.settings, state.context
+    evidence = EvidenceWriter(state)
+    client = _make_client(state, checks.log, evidence)
+    injector = Injector(
+        context.drill, context.identity.worker, state.model, state.optimizer, context.world
+    )
+    nonfinite = NonFiniteHandler(
         state,
-        source,
-        plan,
-        reader,
-        log,
+        step_context,
+        checks.monitor,
         injector,
-        evaluator,
-        SampleMaker(state),
-        saver,
-        alarm,
-        Overflow(state, plan, reader, alarm),
-        _make_in_step(state, log, keeper),
-        keeper,
+        evidence,
+        lag=lag,
+        proves=checks.fingerprints.see_all,
+    )
+    log, fingerprints = checks.log, checks.fingerprints
+    is_deterministic = settings.system.deterministic
+    state_check = StateCheck(state, fingerprints, log, nonfinite, evidence, client)
+    progress = Progress(context)
+    saver = Saver(settings.training, state, kernel)
+    save = Save(state, saver, evidence, client, state_check.check_now)
+    max_lead = settings.launch.max_lead
+    in_order: list[Hook] = [
+        DeterminismCheck(step_context, fingerprints, log, is_deterministic=is_deterministic),
+        injector,
+        Checksums(step_context, fingerprints, log, state_check, settings.launch.audit_interval),
+        nonfinite,
+        progress,
+        *state.observers,
+        state_check,
+        Evaluate(state, step_context, save, client),
+        MakeSamples(state, context.prompts, client),
+        save,
+        Lockstep(
+            client,
+            progress.start_timing,
+            num_steps=state.num_steps,
+            keeps_step=0 < lag < max_lead,
+        ),
+    ]
+    return Hooks(in_order, injector, nonfinite, saver, client)
+
+
+def _make_trainer(
+    state: TrainingState,
+    source: BatchSource,
+    step_context: StepContext,
+    hooks: Hooks,
+    lag: int,
+) -> Trainer:
+    training, context = state.settings.training, state.context
+    return Trainer(
+        step_context,
+        source,
+        hooks.in_order,
+        num_micro_batches=num_micro_batches(state.settings, context.world.size),
+        first_sequence=state.progress.sequences,
+        first_step=state.progress.step,
+        num_steps=state.num_steps,
+        lag=lag,
+        learning_rate=lambda step: learning_rate(step, training),
+        repeat_overflow=OverflowRepeat(
+            step_context,
+            hooks.nonfinite,
+            context.channels.note,
+            is_deterministic=state.settings.system.deterministic,
+        ),
+        is_asked_to_end=lambda: context.stop.asked(training.save_on_signal),
+        meanwhile=hooks.client.beat,
     )
 
 
@@ -121,7 +214,7 @@ def _make_state(
     shape: Geometry,
     dtype: torch.dtype,
     kernels: Kernels,
-    log: FingerprintLog,
+    log: ChecksumLog,
     context: RunContext,
 ) -> TrainingState:
     """The model with its first weights, its optimizer, and who is told of its steps."""
@@ -133,8 +226,7 @@ def _make_state(
         parameters, world = model.named_parameters(), context.world
         optimizer = AdamW(parameters, settings.training, scale, gate_lr, world)
         optimizer.update = kernels.update
-    names = [name for name, _ in model.named_parameters()]
-    observers = run_observers(settings, shape, dtype, context, log, names)
+    observers = run_observers(settings, shape, dtype, context, log, optimizer)
     return TrainingState(settings, shape, context, model, optimizer, observers)
 
 
@@ -170,13 +262,24 @@ def _adds_in_float32(dtype: torch.dtype, context: RunContext) -> bool:
     return can
 
 
-def _make_plan(state: TrainingState, dtype: torch.dtype, kernel: Kernel, how: str) -> StepPlan:
-    """The model's watchers are set."""
-    watch, fingerprints = Watch(state.model), _make_fingerprints(state, kernel, how)
-    state.model.watchers = (watch.see, fingerprints.see)
-    device, world = state.context.device, state.context.world
-    max_grad_norm = state.settings.training.max_grad_norm
-    return StepPlan(device, dtype, max_grad_norm, watch, fingerprints, world)
+def _make_step_context(state: TrainingState, dtype: torch.dtype, checks: Checks) -> StepContext:
+    """The model shows its watchers what flows between blocks."""
+    monitor, fingerprints = checks.monitor, checks.fingerprints
+    state.model.watchers = (monitor.see, fingerprints.see)
+    made = StepContext(
+        state.model,
+        state.optimizer,
+        state.context.device,
+        dtype,
+        state.settings.training.max_grad_norm,
+        state.context.world,
+        watchers=(monitor, fingerprints),
+        looker=fingerprints,
+    )
+    if not wants_copies(state.settings):
+        return made
+    with explained(state.settings, state.context):
+        return take_copies(state, made)
 
 
 def _make_fingerprints(state: TrainingState, kernel: Kernel, how: str) -> Fingerprints:
@@ -193,23 +296,24 @@ def _make_fingerprints(state: TrainingState, kernel: Kernel, how: str) -> Finger
     )
 
 
-def _make_reader(state: TrainingState, lag: int | None) -> Reader:
+def _lag(state: TrainingState, lag: int | None) -> int:
     if state.optimizer.loss_scale is not None:
-        lag = 0  # a step that overflows is repeated before the next begins
-    if lag is None:
-        lag = int(state.context.device.type == "cuda")
-    return Reader(lag, state.context.world)
+        return 0  # a step that overflows is repeated before the next begins
+    return int(state.context.device.type == "cuda") if lag is None else lag
 
 
-def _make_in_step(state: TrainingState, log: FingerprintLog, keeper: Keeper) -> InStep:
-    """It answers from `log`; `keeper` saves what it is to keep."""
+def _make_client(
+    state: TrainingState, log: ChecksumLog, evidence: EvidenceWriter
+) -> SupervisorClient:
+    """It answers from `log`; `evidence` saves what it is to keep."""
     channels, stop = state.context.channels, state.context.stop
-    in_step = InStep(channels.sink, stop, on_notice=state.settings.training.save_on_signal)
-    in_step.answer = log.vectors
-    in_step.keep = lambda dump, num_done: channels.say_own(
-        keeper.dossier("difference", num_done, step=dump.of_step, guilty=dump.tensors)
-    )
-    return in_step
+
+    def keep(dump: Dump, num_done: int) -> None:
+        kept = evidence.dossier("difference", num_done, step=dump.of_step, guilty=dump.tensors)
+        channels.say_own(kept)
+
+    on_notice = state.settings.training.save_on_signal
+    return SupervisorClient(channels.sink, stop, on_notice=on_notice, answer=log.vectors, keep=keep)
 
 
 def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kernel, str]:

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from model_check.config.derived import EAGER_CHUNK_ROWS
-from model_check.engine.batches import StepData
 from model_check.engine.compile_trial import Pass, obstacle_of, random_steps
-from model_check.engine.evaluation import untouched
+from model_check.engine.results import StepData
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan, accumulate
-from model_check.engine.uncompiled import uncompiled
+from model_check.engine.uncompiled import uncompiled, untouched
 from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.loss import ChunkLoss, loss_and_gradient
+from model_check.train import StepContext, accumulate
 from model_check.utils.held import hold_own, make_unlinked
 from model_check.utils.words import first_line
 
@@ -33,7 +32,7 @@ _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
 
 
-def compile_model(state: TrainingState, plan: StepPlan) -> None:
+def compile_model(state: TrainingState, context: StepContext) -> None:
     """Compile training and evaluation now, and try them: the wait has a phase of its own, and no
     step pays for it.
 
@@ -51,7 +50,7 @@ def compile_model(state: TrainingState, plan: StepPlan) -> None:
     _make_compiler_deterministic()
     _wrap(state.model)
     with kept_rng():
-        obstacles = state.context.world.gathered(_obstacle(state, plan))
+        obstacles = state.context.world.gathered(_obstacle(state, context))
     state.optimizer.zero_grad()
     if found := next(filter(None, obstacles), None):
         _unwrap(state)
@@ -91,13 +90,13 @@ def _compiled_chunk_loss() -> ChunkLoss:
     return call
 
 
-def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
+def _obstacle(state: TrainingState, context: StepContext) -> str | None:
     """Why compiled code is not taken; None: it is. Compiles it first. Raises ConfigError where the
     compiler fails and ranks share the model: the others wait for this one's weights."""
-    model, settings, device = state.model, state.settings, plan.device
+    model, settings, device = state.model, state.settings, context.device
 
     def run(data: StepData) -> Pass:
-        loss = accumulate(model, data, state.optimizer, plan)
+        loss = accumulate(context, data)
         return Pass(loss, state.optimizer.gradients())
 
     def run_eagerly(data: StepData) -> Pass:
@@ -107,21 +106,21 @@ def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
     steps = random_steps(settings, state.shape.vocab_size, device)
     try:
         if state.context.splits:
-            with untouched(model), plan.forward_context():
+            with untouched(model), context.forward_context():
                 model(*steps[0].micro_batches[0])
         return obstacle_of(
             run,
             run_eagerly,
             steps,
             list(state.optimizer.named),
-            plan.dtype,
+            context.dtype,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
     except (torch.OutOfMemoryError, torch.AcceleratorError, PeerLost):
         raise
     except Exception as error:  # compilers raise what they like
         why = f"{type(error).__name__}: {first_line(error)}"
-        if not plan.world.is_sharded:
+        if not context.world.is_sharded:
             return why
         text = f"training.compile = true: {why}; set training.compile=false"
         raise ConfigError(text) from error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_check.config.schema import Settings
-from model_check.engine.batches import StepData
+from model_check.engine.results import StepData
 
 NUM_STEPS = 3
 NUM_CALLS = 3

@@ -69,6 +69,8 @@ class Meter:
     num_steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
+    seconds: float = field(default=0.0, init=False)
+    """The wall time of the latest step."""
     _since: "Moment" = field(default=0.0, init=False)
     _first_s: float = field(default=0.0, init=False)
     _seconds: float = field(default=0.0, init=False)
@@ -79,17 +81,16 @@ class Meter:
         """Steps begin, or go on after other work (a save), whose time counts for no step."""
         self._since = at
 
-    def finish_step(self, loss: float, num_tokens: int, end: "Moment") -> float:
-        """Count a finished step; its wall time in seconds."""
-        seconds, self._since = end - self._since, end
+    def finish_step(self, loss: float, num_tokens: int, end: "Moment") -> None:
+        """Count a finished step."""
+        self.seconds, self._since = end - self._since, end
         if self.num_steps == 0:
-            self.loss_first, self._first_s = loss, seconds
+            self.loss_first, self._first_s = loss, self.seconds
         else:
-            self._seconds += seconds
+            self._seconds += self.seconds
             self._tokens += num_tokens
         self.loss_last = loss
         self.num_steps += 1
-        return seconds
 
     @property
     def step_s(self) -> float:

@@ -1,7 +1,7 @@
 """What a run gets from the process that it is in, and what no setting says."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -10,14 +10,17 @@ import torch
 
 from model_check.config.drill import Drill
 from model_check.config.schema import TrainingSettings
-from model_check.engine.batches import Splits
+from model_check.data.read.loader import Batch
 from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.metrics import Meter
-from model_check.engine.observer import RunObserver
 from model_check.engine.stop import StopSignal
 from model_check.events import EventSink, Note, Scalar
+from model_check.hooks.hook import RunObserver
 from model_check.models.basic_llama import BasicLlama
 from model_check.utils.words import Say
+
+Splits = Mapping[str, Callable[[], Iterable[Batch]]]
+"""Name -> its batches, from the first; the last may be smaller."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ seven more.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -27,16 +28,17 @@ from torch import Tensor
 from model_check.config.ranks import sequences_of_step
 from model_check.config.schema import Settings, Threads
 from model_check.config.shape import Geometry
+from model_check.engine.busy import moment
 from model_check.engine.checkpoint import MOMENTS, SCHEMA, Weights, packed
-from model_check.engine.observer import RunObserver
 from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
 from model_check.engine.run_context import RunContext
 from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import own_sums
-from model_check.events import Scalar
+from model_check.events import Phase, PhaseName, Scalar
 from model_check.forensics.fingerprint_kernel import fingerprint_for
 from model_check.forensics.shard import fill, is_shared, named_part, own_values
+from model_check.hooks.hook import RunObserver
 from model_check.models.basic_llama import BasicLlama
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -161,6 +163,19 @@ class TrainingState:
         """Optimizer steps after which training ends."""
         return self.context.num_steps(self.settings.training)
 
+    @contextmanager
+    def phase(self, name: PhaseName) -> Iterator[None]:
+        """Work that is not training: its time counts for no step."""
+        context = self.context
+        context.channels.sink.emit(Phase(name=name))
+        for observer in self.observers:
+            observer.pause(True)
+        yield
+        for observer in self.observers:
+            observer.pause(False)
+        context.channels.sink.emit(Phase(name="train"))
+        context.meter.start(moment(context.device))
+
     def capture(
         self, step: int, loss: float | None, rng_of_ranks: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
@@ -237,8 +252,8 @@ class TrainingState:
             if parameter.grad is not None:
                 yield f"gradients/{name}", own_values(parameter.grad)
         for kind, moments in self.optimizer.moments.items():
-            for (name, _), moment in zip(named, moments, strict=True):
-                yield f"{kind}/{name}", moment
+            for (name, _), values in zip(named, moments, strict=True):
+                yield f"{kind}/{name}", values
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `capture` gave, in place. `saving.fit` has checked it."""

@@ -1,11 +1,13 @@
-"""A model with compiled code, called without it."""
+"""A model called in another way than by training: without its compiled code, without gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from model_check.config.derived import EAGER_CHUNK_ROWS
+from model_check.engine.rng import kept_rng
 from model_check.models.basic_llama import BasicLlama
 
 
@@ -30,3 +32,16 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
             vars(module)["forward"] = forward
         if head is not None:
             head.chunk_loss, head.chunk_rows = kept
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradients inside; afterwards modes and random states as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.no_grad(), kept_rng():
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode

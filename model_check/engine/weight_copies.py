@@ -9,13 +9,13 @@ from model_check.config.derived import num_micro_batches
 from model_check.engine.compile_trial import Pass, Run, obstacle_of, random_steps
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan, accumulate
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import PeerLost
+from model_check.train import StepContext, accumulate
 from model_check.utils.words import first_line
 
 
-def take_copies(state: TrainingState, plan: StepPlan) -> StepPlan:
+def take_copies(state: TrainingState, plan: StepContext) -> StepContext:
     """`plan` with copies of the matrices, where they pass on all ranks; else as it is, and a line
     says why. Leaves weights, gradients and random states as they were."""
     context, fast = state.context, replace(plan, copies_of=state.model)
@@ -29,7 +29,7 @@ def take_copies(state: TrainingState, plan: StepPlan) -> StepPlan:
     return fast
 
 
-def _obstacle(state: TrainingState, fast: StepPlan, plain: StepPlan) -> str | None:
+def _obstacle(state: TrainingState, fast: StepContext, plain: StepContext) -> str | None:
     # A second micro-batch takes the copies of the first.
     num_batches = min(2, num_micro_batches(state.settings, plain.world.size))
     try:
@@ -49,7 +49,5 @@ def _obstacle(state: TrainingState, fast: StepPlan, plain: StepPlan) -> str | No
         return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _run(state: TrainingState, plan: StepPlan) -> Run:
-    return lambda data: Pass(
-        accumulate(state.model, data, state.optimizer, plan), state.optimizer.gradients()
-    )
+def _run(state: TrainingState, plan: StepContext) -> Run:
+    return lambda data: Pass(accumulate(plan, data), state.optimizer.gradients())

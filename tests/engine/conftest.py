@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from unittest.mock import Mock
 
 import pytest
@@ -27,12 +27,10 @@ from model_check.config.schema import Settings
 from model_check.data.sources.weights import weights_directory
 from model_check.engine import compile as compile_module
 from model_check.engine.assembly import build_trainer
-from model_check.engine.batches import Splits
 from model_check.engine.metrics import Meter
-from model_check.engine.observer import RunObserver
-from model_check.engine.run_context import Channels, Claim, Identity, Prompts, RunContext
+from model_check.engine.run_context import Channels, Claim, Identity, Prompts, RunContext, Splits
 from model_check.engine.stop import StopSignal
-from model_check.engine.trainer import Trainer
+from model_check.engine.training_run import TrainingRun
 from model_check.events import (
     Command,
     Event,
@@ -43,9 +41,12 @@ from model_check.events import (
     encode,
     encode_command,
 )
+from model_check.hooks.hook import Hook, RunObserver
+from model_check.train import StepContext
 from model_check.utils.worker_env import HELD
 from tests.deadline import DEADLINE_S
 
+H = TypeVar("H", bound=Hook)
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 31
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -152,7 +153,7 @@ def bare_context(kept: Kept, directory: Path = Path("nowhere"), worker: str = "C
 class Run:
     """A trainer that is built and not yet run."""
 
-    trainer: Trainer
+    trainer: TrainingRun
     kept: Kept
     source: FakeSource
     meter: Meter
@@ -161,6 +162,14 @@ class Run:
     def __call__(self) -> "Run":
         self.trainer.run()
         return self
+
+    @property
+    def step_context(self) -> StepContext:
+        return self.trainer.trainer.context
+
+    def hook(self, kind: type[H]) -> H:
+        """The first of its kind."""
+        return next(hook for hook in self.trainer.trainer.hooks if isinstance(hook, kind))
 
     def bits(self) -> list[tuple[str, str]]:
         return [(step.loss, step.grad_norm) for step in self.kept.steps()]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from model_check.engine import compile as compile_module
-from model_check.engine.batches import StepData
 from model_check.engine.compile import take_cache
 from model_check.engine.compile_trial import Pass, obstacle_of
+from model_check.engine.results import StepData
 from model_check.engine.uncompiled import is_compiled, uncompiled
 from model_check.errors import CheckpointError, ConfigError
 from model_check.events import Evaluation, Phase

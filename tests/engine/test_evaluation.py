@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_check.engine.evaluation import _evaluation, perplexity, untouched
 from model_check.engine.rng import rng_states
 from model_check.engine.stop import Terminated
+from model_check.engine.uncompiled import untouched
 from model_check.events import Beat, Evaluation, Note, Phase
+from model_check.hooks.evaluate import Evaluate, _evaluation, perplexity
 from model_check.models.loss import IGNORED
 from tests.engine.conftest import FakeBatch, FakeSource, Run
 from tests.engine.saving.test_resume import SPLITS, dropout, flat, held_out
@@ -46,7 +47,7 @@ def test_casting_weights_once_for_all_batches_changes_no_bit(tiny_run: MakeRun) 
     run = tiny_run(training__use_amp="true", training__eval_interval=4, splits=splits)()
     model, total = run.trainer.state.model, torch.zeros((), dtype=torch.float64)
     for batch in batches:
-        with untouched(model), run.trainer.plan.forward_context():
+        with untouched(model), run.step_context.forward_context():
             total += model(batch.inputs, batch.targets)
     (evaluation,) = evaluations(run)
     assert evaluation.loss == (float(total) / evaluation.tokens).hex()
@@ -74,7 +75,7 @@ def test_no_state_is_touched(tiny_run: MakeRun) -> None:
         )
 
     before = everything()
-    assert len(list(run.trainer.evaluator.evaluate(9, lambda: None))) == 2
+    assert len(list(run.hook(Evaluate).evaluate(9))) == 2
     for name, value in everything().items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, before[name]), name
@@ -186,7 +187,7 @@ class Products(TorchDispatchMode):
 def test_an_evaluation_computes_no_gradient(tiny_run: MakeRun) -> None:
     run = tiny_run(training__eval_interval=1, splits={"full": lambda: [FakeSource().random(1)]})
     with Products() as products:
-        list(run.trainer.evaluator.evaluate(1, lambda: None))
+        list(run.hook(Evaluate).evaluate(1))
     assert products.count == 7 + 1, "seven in the block, one in the head"
 
 

@@ -15,6 +15,7 @@ from model_check.data.build.prepare import prepare
 from model_check.data.read.loader import Batch, BatchLoader, evaluation_batches
 from model_check.data.read.token_cache import TokenCache
 from model_check.events import Evaluation
+from model_check.hooks.evaluate import Evaluate
 from model_check.models.loss import IGNORED
 from tests.data.trl.make_labels import TOKENIZER
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
@@ -128,7 +129,7 @@ def test_accuracy_is_of_targets_and_exact_match_of_examples(tiny_run: MakeRun) -
     model = run.trainer.state.model
     with torch.no_grad():
         model.head_weight.zero_()
-    (again,) = run.trainer.evaluator.evaluate(9, lambda: None)
+    (again,) = run.hook(Evaluate).evaluate(9)
     counted = [batch.targets != IGNORED for batch in batches]
     hits = [(batch.targets == 0) & mask for batch, mask in zip(batches, counted, strict=True)]
     num_targets = sum(int(mask.sum()) for mask in counted)
@@ -146,7 +147,7 @@ def test_packed_examples_are_counted_one_by_one(tiny_run: MakeRun) -> None:
     run, _ = evaluated(tiny_run, [batch], data__document_masking="true")
     with torch.no_grad():
         run.trainer.state.model.head_weight.zero_()
-    (again,) = run.trainer.evaluator.evaluate(9, lambda: None)
+    (again,) = run.hook(Evaluate).evaluate(9)
     assert (again.examples, again.exact_match, again.token_accuracy) == (3, 2 / 3, 6 / 9)
 
 

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model_check.engine import fingerprints, optim
-from model_check.engine.fingerprint_log import FingerprintLog
-from model_check.engine.fingerprints import Entry, Layout
-from model_check.engine.observer import RunObserver
-from model_check.engine.reading import StepMetrics
+from model_check.config.schema import Settings
+from model_check.config.shape import Geometry
+from model_check.engine import assembly, optim
+from model_check.engine.results import StepMetrics
 from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
+from model_check.hooks import fingerprints
+from model_check.hooks.checksums import ChecksumLog, Checksums
+from model_check.hooks.fingerprints import Entry, Layout, Prints
+from model_check.hooks.hook import RunObserver
 from model_check.utils.fingerprint import QUANTITIES, weight
 from tests.engine.conftest import Run, trace_alone
 
@@ -102,31 +105,28 @@ def test_the_fingerprints_change_no_bit_of_a_run(tiny_run: MakeRun) -> None:
     assert tiny_run(**TWO)().bits() == tiny_run(debug__fingerprints="off", **TWO)().bits()
 
 
-def rotating(run: Run, num_slots: int) -> Run:
+def rotating(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, num_slots: int, **changes: Any
+) -> Run:
     """About so many slots."""
-    state = run.trainer.state
-    num_bytes = 7 * sum(parameter.nbytes for parameter in state.optimizer.parameters)
-    made = fingerprints.Fingerprints(
-        state.model,
-        state.optimizer,
-        run.trainer.plan.fingerprints._fingerprint,
-        last_step=state.settings.training.max_steps - 1,
-        budget_bytes=num_bytes / num_slots,
-        site_bytes=1000,
-    )
-    object.__setattr__(run.trainer.plan, "fingerprints", made)
-    state.model.watchers = (run.trainer.plan.watch.see, made.see)
-    return run
+
+    def budget(_settings: Settings, shape: Geometry, *_: object) -> float:
+        return 7 * 4 * shape.num_parameters / num_slots
+
+    monkeypatch.setattr(assembly, "_fingerprint_budget", budget)
+    return tiny_run(training__max_steps=8, model__num_layers=2, **changes)
 
 
 def taken(run: Run, step: int) -> set[tuple[str, str]]:
-    vectors = run.trainer.fingerprints.vectors(step)
+    vectors = run.hook(Checksums)._log.vectors(step)
     return {(quantity, name) for quantity, tensors in vectors.fp.items() for name in tensors}
 
 
-def test_a_rotation_takes_everything_once_in_turn_and_all_at_both_ends(tiny_run: MakeRun) -> None:
-    run = rotating(tiny_run(training__max_steps=8, model__num_layers=2), 3)()
-    num_slots = run.trainer.plan.fingerprints.num_slots
+def test_a_rotation_takes_everything_once_in_turn_and_all_at_both_ends(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = rotating(tiny_run, monkeypatch, 3)()
+    num_slots = run.hook(Checksums)._fingerprints.num_slots
     assert 3 <= num_slots <= 6
     everything = taken(run, 0)
     assert taken(run, 7) == {p for p in everything if not p[0].startswith("before.")} | {
@@ -146,9 +146,9 @@ def test_fingerprints_and_bits_are_those_of_an_update_in_one_block(
     tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, num_slots: int
 ) -> None:
     """A matrix of 2,048 values is divided; the norms and the embedding share a block."""
-    whole = rotating(tiny_run(**TWO), num_slots)()
+    whole = rotating(tiny_run, monkeypatch, num_slots, training__grad_accum_nums=2)()
     monkeypatch.setattr(optim, "BLOCK_VALUES", 1024)
-    divided = rotating(tiny_run(**TWO), num_slots)()
+    divided = rotating(tiny_run, monkeypatch, num_slots, training__grad_accum_nums=2)()
     assert len(divided.trainer.state.optimizer.blocks) > len(whole.trainer.state.optimizer.blocks)
     assert vectors_of(divided).fp == vectors_of(whole).fp
     assert fingerprints_of(divided) == fingerprints_of(whole)
@@ -200,7 +200,7 @@ class Flips(RunObserver):
         self.step = step
         self.weight = torch.empty(0)
 
-    def on_step(self, metrics: StepMetrics, seconds: float) -> None:
+    def on_result(self, metrics: StepMetrics) -> None:
         if metrics.step == self.step:
             self.weight.data.view(torch.int32).view(-1)[9] ^= 1
 
@@ -262,12 +262,13 @@ def test_a_loss_that_its_rehearsal_did_not_give_does_not_repeat_itself(
     tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes and gradients are those of the rehearsal; the number alone is wrong."""
-    take = FingerprintLog.take
+    take = ChecksumLog.take
 
-    def erring(log: FingerprintLog, metrics: StepMetrics) -> None:
-        take(log, replace(metrics, loss=metrics.loss + 2**-18) if metrics.step == 0 else metrics)
+    def erring(log: ChecksumLog, metrics: StepMetrics, prints: Prints) -> None:
+        wrong = replace(metrics, loss=metrics.loss + 2**-18)
+        take(log, wrong if metrics.step == 0 else metrics, prints)
 
-    monkeypatch.setattr(FingerprintLog, "take", erring)
+    monkeypatch.setattr(ChecksumLog, "take", erring)
     run = tiny_run()()
     assert [step.repeated for step in run.kept.steps()] == [False, None, None, None]
 
@@ -280,7 +281,7 @@ def test_without_determinism_nothing_has_to_repeat(tiny_run: MakeRun) -> None:
 
 def test_the_vectors_of_the_last_steps_are_kept(tiny_run: MakeRun) -> None:
     run = tiny_run(training__max_steps=12)()
-    log = run.trainer.fingerprints
+    log = run.hook(Checksums)._log
     assert vectors_of(run).fp == log.vectors(11).fp
     assert log.vectors(4).fp["weights"].keys() == log.vectors(11).fp["weights"].keys()
     assert log.vectors(3) == Vectors(step=3)
@@ -306,14 +307,11 @@ def test_a_flip_that_makes_the_step_not_finite_is_told_as_what_it_is(tiny_run: M
 
 
 def test_a_rotation_with_float16_looks_again_at_what_the_step_before_left(
-    tiny_run: MakeRun,
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"training__precision": "fp16", "training__use_amp": "true"}
     overflows = Overflows(step=2)
-    run = rotating(
-        tiny_run(training__max_steps=8, model__num_layers=2, observers=(overflows,), **changes),
-        3,
-    )
+    run = rotating(tiny_run, monkeypatch, 3, observers=(overflows,), **changes)
     scale = run.trainer.state.optimizer.loss_scale
     assert scale is not None
     overflows.scale = scale.value
@@ -330,6 +328,6 @@ class Overflows(RunObserver):
         self.step = step
         self.scale = torch.empty(0)
 
-    def on_step(self, metrics: StepMetrics, seconds: float) -> None:
+    def on_result(self, metrics: StepMetrics) -> None:
         if metrics.step == self.step:
             self.scale.fill_(2.0**30)

@@ -12,10 +12,10 @@ from torch import nn
 from model_check.config.schema import TrainingSettings
 from model_check.engine.observe.gates import gate_reach, scalars_of
 from model_check.engine.optim import AdamW
-from model_check.engine.step import train_step
 from model_check.errors import ConfigError
 from model_check.events import Metrics
 from model_check.export import export
+from model_check.train import train_step
 from tests.engine.conftest import Run, make_settings
 from tests.engine.test_step import micro_batches
 
@@ -84,11 +84,11 @@ def test_a_step_carries_the_gates_that_its_update_leaves(tiny_run: MakeRun, prec
     half = {"training__precision": "fp16", "training__use_amp": "true"}
     given = {**INFINI, "model__num_layers": 2, **(half if precision == "fp16" else {})}
     run = tiny_run(**given)
-    state, carried, left = run.trainer.state, [], [torch.stack(gates(run))]
+    carried, left = [], [torch.stack(gates(run))]
     for _ in range(2):
-        result = train_step(state.model, micro_batches(2), state.optimizer, 0.1, run.trainer.plan)
-        assert result.gates is not None
-        carried.append(result.gates)
+        result = train_step(run.step_context, micro_batches(2), 0.1, run.trainer.trainer.hooks)
+        assert "gates" in result.notes
+        carried.append(result.notes["gates"])
         left.append(torch.stack(gates(run)))
     assert carried[0].shape == (2, 2), "[layers, query heads]"
     assert all(torch.equal(own, after) for own, after in zip(carried, left[1:], strict=True))

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from model_check.config.drill import KINDS, PROCESS_KINDS
-from model_check.engine.batches import StepData
+from model_check.engine.results import StepData, StepResult
 from model_check.errors import ConfigError
+from model_check.hooks.inject import Injector
 from tests.engine.conftest import FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -52,9 +53,9 @@ def test_a_flipped_gradient_differs_in_one_bit_of_its_first_value(
 @pytest.mark.parametrize("kind", ["exp_avg", "exp_avg_sq"])
 def test_a_flipped_moment_differs_in_one_bit(tiny_run: MakeRun, kind: str) -> None:
     run = tiny_run(debug__drill=f"flip_moment@1:all:{kind}.{NAME}:5")
-    optimizer, injector = run.trainer.state.optimizer, run.trainer.injector
+    optimizer, injector = run.trainer.state.optimizer, run.hook(Injector)
     before = {name: [m.clone() for m in moments] for name, moments in optimizer.moments.items()}
-    injector.before_step(1)
+    injector.before_step(StepData(1, [], 0, 0))
     names = [name for name, _ in run.trainer.state.model.named_parameters()]
     found = {
         (moment, names[number]): turned(old, new)
@@ -80,11 +81,11 @@ def test_a_flipped_activation_differs_in_one_bit(
     for run, kept in zip(runs, made, strict=True):
         # Called by hand: what the caller of the module gets, after the drill's own hook.
         injector, module = (
-            run.trainer.injector,
+            run.hook(Injector),
             run.trainer.state.model.get_submodule(f"{MODULE}.w2"),
         )
-        injector.before_step(1)
-        with run.trainer.plan.forward_context():
+        injector.before_step(StepData(1, [], 0, 0))
+        with run.step_context.forward_context():
             x = torch.ones(2, 3, module.in_features, requires_grad=True)
             out = module(x)
             out.sum().backward()
@@ -107,13 +108,13 @@ def test_a_burst_turns_one_bit_of_each_neighbour(
     run = tiny_run(debug__drill=f"burst@1:all:{NAME}{number}")
     parameter = run.trainer.state.model.get_parameter(NAME)
     before = parameter.detach().clone()
-    run.trainer.injector.before_step(1)
+    run.hook(Injector).before_step(StepData(1, [], 0, 0))
     assert turned(before, parameter) == dict.fromkeys(range(count), 1 << 16)
 
 
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {*PROCESS_KINDS}))
 def test_every_kind_that_ends_no_process_is_injected(tiny_run: MakeRun, kind: str) -> None:
-    tiny_run(debug__drill=f"{kind}@1").trainer.injector.before_step(1)
+    tiny_run(debug__drill=f"{kind}@1").hook(Injector).before_step(StepData(1, [], 0, 0))
 
 
 def test_a_burst_longer_than_its_tensor_is_refused(tiny_run: MakeRun) -> None:
@@ -128,10 +129,10 @@ def test_once_is_the_first_time_that_the_step_is_computed(
     tiny_run: MakeRun, kind: str, always: str, expected: list[bool]
 ) -> None:
     run = tiny_run(debug__drill=f"{kind}@0:all{always}")
-    injector, results = run.trainer.injector, []
+    injector, results = run.hook(Injector), []
     for step in (0, None, 1):  # None: step 0 once more, as a run's first step is
         if step is not None:
-            injector.before_step(step)
+            injector.before_step(StepData(step, [], 0, 0))
         results.append(gradients_of(run))
     flipped = [not all(map(torch.equal, result, results[-1])) for result in results]
     assert flipped == expected
@@ -146,19 +147,20 @@ def gradients_of(run: Run) -> list[Tensor]:
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_slow_step_is_busy_for_so_much_longer(tiny_run: MakeRun, first: int) -> None:
-    run = tiny_run(debug__drill=f"slow@{first}:GPU6:3x")
+    run, zero = tiny_run(debug__drill=f"slow@{first}:GPU6:3x"), torch.zeros(())
+    result = StepResult(zero, zero, zero.bool(), zero)
     for step in range(4):
         data = StepData(step, [], 0, 0)
         torch.randn(200, 200) @ torch.randn(200, 200)
         data.busy.end()
         before_ms = data.busy.ms or 0.0
-        run.trainer.injector.after_step(data)
+        run.hook(Injector).after_update(data, result)
         data.busy.end()
         is_slow = (data.busy.ms or 0.0) >= 3 * before_ms
         assert is_slow or step < first
 
 
 def test_a_resumed_run_is_slow_from_its_first_step_on(tiny_run: MakeRun) -> None:
-    tiny_run(debug__drill="slow@1").trainer.injector.check_reached(from_step=3)
+    tiny_run(debug__drill="slow@1").hook(Injector).check_reached(from_step=3)
     with pytest.raises(ConfigError, match="never reached"):
-        tiny_run(debug__drill="burst@1").trainer.injector.check_reached(from_step=3)
+        tiny_run(debug__drill="burst@1").hook(Injector).check_reached(from_step=3)

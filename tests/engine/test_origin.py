@@ -12,14 +12,13 @@ from torch import nn
 
 from model_check.config.drill import Drill, check_name
 from model_check.config.shape import parameters
-from model_check.engine.batches import gather
 from model_check.engine.checkpoint import set_earlier_aside
-from model_check.engine.reading import StepMetrics
-from model_check.engine.repeat import repeated_origin
-from model_check.engine.step import accumulate
+from model_check.engine.results import StepMetrics
 from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, NonFinite
 from model_check.forensics.scan import BadTensor, counted
+from model_check.hooks.recompute import repeated_origin
+from model_check.train import accumulate, gather
 from tests.engine.conftest import FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -253,7 +252,7 @@ def test_a_step_that_cannot_be_computed_again_keeps_what_it_has_noted(
     def out_of_memory(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("model_check.engine.alarm.repeated_origin", out_of_memory)
+    monkeypatch.setattr("model_check.hooks.nonfinite.repeated_origin", out_of_memory)
     event = last_event(run)
     assert (born(event)[:2], event.repeated) == (("forward", "layers.1"), None)
     assert "step 2 could not be computed again: CUDA out of memory" in run.kept.lines
@@ -285,7 +284,7 @@ def test_gradients_that_could_not_be_computed_again_are_not_called_finite(
     def out_of_memory(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("model_check.engine.alarm.repeated_origin", out_of_memory)
+    monkeypatch.setattr("model_check.hooks.nonfinite.repeated_origin", out_of_memory)
     assert last_event(run).repeated is None
     assert "The gradients are not known: a later step has overwritten them" in run.kept.lines
     assert not any("transient" in line for line in run.kept.lines)
@@ -346,11 +345,11 @@ def test_evidence_of_an_earlier_run_stays(tmp_path: Path) -> None:
 def test_the_repeat_computes_the_step(tiny_run: MakeRun) -> None:
     """Hooks change no number but by the order of sums."""
     run = tiny_run(**TWO_LAYERS)()
-    trainer, state = run.trainer, run.trainer.state
+    state, context = run.trainer.state, run.step_context
     data = gather(FakeSource().batches(), 0, 2, torch.device("cpu"))
-    accumulate(state.model, data, state.optimizer, trainer.plan)
+    accumulate(context, data)
     before = [gradient.clone() for gradient in state.optimizer.gradients()]
     metrics = StepMetrics(data, 0.1, 1.0, 1.0, bad=True, done=0.0)
-    repeated = repeated_origin(state.model, state.optimizer, metrics, trainer.plan)
+    repeated = repeated_origin(context, metrics)
     assert repeated == (None, False)
     torch.testing.assert_close(state.optimizer.gradients(), before, rtol=1e-5, atol=1e-7)

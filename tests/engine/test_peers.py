@@ -7,13 +7,11 @@ from typing import cast
 import pytest
 import torch
 
-from model_check.engine.batches import StepData
 from model_check.engine.busy import GpuMoment
 from model_check.engine.distributed import peers
 from model_check.engine.distributed.peers import wait_until
 from model_check.engine.distributed.ranks import Ranks
-from model_check.engine.reading import Reader
-from model_check.engine.step import StepResult
+from model_check.engine.results import AsyncMetrics, StepData, StepResult
 from model_check.errors import PeerLost
 
 
@@ -49,10 +47,11 @@ def test_a_step_is_read_when_its_device_has_come_so_far() -> None:
     """The reader asks its rank, which looks: it never waits where no signal and no limit counts."""
     waiting, _ = rank(limit_s=100.0)
     event = Event(looks=3)
-    reader = Reader(lag=1, world=waiting)
+    reader = AsyncMetrics(lag=1, world=waiting)
     for number in range(2):
         data = StepData(number, [], num_positions=1, num_targets=1)
-        result = StepResult(torch.tensor(0.5), torch.tensor(1.0), torch.tensor(False))
+        norm = torch.tensor(1.0)
+        result = StepResult(torch.tensor(0.5), norm, torch.tensor(False), norm[None])
         reader.push(data, 0.1, result)
     done = GpuMoment(cast(torch.cuda.Event, event))
     reader._pending[0] = replace(reader._pending[0], done=done)

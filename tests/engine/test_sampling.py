@@ -14,11 +14,12 @@ import torch
 from model_check.engine.distributed.world import World
 from model_check.engine.rng import rng_states
 from model_check.engine.run_context import Prompts
-from model_check.engine.sampling import SampleMaker
 from model_check.engine.stop import Terminated
 from model_check.events import Beat, Phase, Sample
 from model_check.generate.generate import next_tokens
 from model_check.generate.sampling import Sampling
+from model_check.hooks.lockstep import Lockstep
+from model_check.hooks.sample import MakeSamples
 from model_check.models.basic_llama import BasicLlama
 from tests.engine.conftest import Run
 from tests.engine.saving.test_resume import dropout, flat
@@ -77,7 +78,7 @@ def test_no_state_is_touched(tiny_run: MakeRun) -> None:
         return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in flat(kept)}
 
     before = everything()
-    assert len(list(run.trainer.sample_maker.samples(9, lambda: None))) == 2
+    assert len(list(run.hook(MakeSamples).samples(9))) == 2
     for name, value in everything().items():
         is_tensor = isinstance(value, torch.Tensor)
         assert torch.equal(value, before[name]) if is_tensor else value == before[name], name
@@ -126,7 +127,8 @@ class FurtherRank(World):
 
 
 def test_the_first_rank_of_a_job_speaks_for_all(tiny_run: MakeRun) -> None:
-    state = tiny_run(training__sample_interval=1, prompts=ASKED).trainer.state
+    run = tiny_run(training__sample_interval=1, prompts=ASKED)
+    state, client = run.trainer.state, run.hook(Lockstep)._client
     further = replace(state, context=replace(state.context, world=FurtherRank()))
-    assert list(SampleMaker(further).samples(1, lambda: None)) == []
-    assert len(list(SampleMaker(state).samples(1, lambda: None))) == 2
+    assert list(MakeSamples(further, ASKED, client).samples(1)) == []
+    assert len(list(MakeSamples(state, ASKED, client).samples(1))) == 2

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_check.engine.batches import StepData
-from model_check.engine.fingerprints import Fingerprints
 from model_check.engine.loss_scale import FIRST_SCALE, LossScale, loss_scale
 from model_check.engine.optim import AdamW
-from model_check.engine.reading import Reader
-from model_check.engine.step import StepPlan, accumulate, train_step
-from model_check.engine.watch import Watch
+from model_check.engine.results import AsyncMetrics, StepData, StepResult
 from model_check.errors import NonFiniteError
 from model_check.events import Note
 from model_check.forensics.fingerprint import eager_fingerprint
+from model_check.hooks.checksums import ChecksumLog, Checksums, StateCheck
+from model_check.hooks.fingerprints import Fingerprints
+from model_check.hooks.hook import Hook
+from model_check.hooks.site_monitor import SiteMonitor
+from model_check.train import StepContext, accumulate, train_step
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -60,10 +61,10 @@ def test_casting_once_a_step_changes_no_bit_of_a_gradient(
 ) -> None:
     settings = {"training__use_amp": "true", "training__gradient_checkpointing": checkpointing}
     ours, recast = tiny_run(**settings), tiny_run(**settings)
-    data, plan = micro_batches(4), ours.trainer.plan
-    accumulate(ours.trainer.state.model, data, ours.trainer.state.optimizer, plan)
+    data, context = micro_batches(4), ours.step_context
+    accumulate(context, data)
     for pair in data.micro_batches:
-        with plan.forward_context():
+        with context.forward_context():
             loss = recast.trainer.state.model(*pair) / data.num_targets
         loss.backward()
     assert all(torch.equal(a, b) for a, b in zip(gradients(ours), gradients(recast), strict=True))
@@ -77,26 +78,20 @@ def test_the_blocks_weights_are_cast_as_often_for_four_micro_batches_as_for_one(
     counts = []
     for num_micro_batches in (1, 4):
         with Calls() as calls:
-            accumulate(
-                run.trainer.state.model,
-                micro_batches(num_micro_batches),
-                run.trainer.state.optimizer,
-                run.trainer.plan,
-            )
+            accumulate(run.step_context, micro_batches(num_micro_batches))
         counts.append(sum(address in weights for address in calls.cast))
     assert counts == [7, 7]  # wq, wk, wv, wo, w1, w2, w3
 
 
 def test_the_copies_of_one_step_are_not_those_of_the_next(tiny_run: MakeRun) -> None:
     run, fresh = tiny_run(training__use_amp="true"), tiny_run(training__use_amp="true")
-    model, optimizer, plan = run.trainer.state.model, run.trainer.state.optimizer, run.trainer.plan
     before = run.weights()
     for _ in range(2):
-        train_step(model, micro_batches(2), optimizer, 0.1, plan)
+        train_step(run.step_context, micro_batches(2), 0.1)
     assert not torch.equal(run.weights()[WEIGHT], before[WEIGHT])
-    fresh.trainer.state.model.load_state_dict(model.state_dict())
-    for trainer in (run.trainer, fresh.trainer):
-        accumulate(trainer.state.model, micro_batches(2), trainer.state.optimizer, trainer.plan)
+    fresh.trainer.state.model.load_state_dict(run.trainer.state.model.state_dict())
+    for each in (run, fresh):
+        accumulate(each.step_context, micro_batches(2))
     assert all(torch.equal(a, b) for a, b in zip(gradients(run), gradients(fresh), strict=True))
 
 
@@ -116,14 +111,23 @@ def test_no_operator_of_a_step_hands_a_number_to_the_host(
     tiny_run: MakeRun, precision: str
 ) -> None:
     run = (
-        tiny_run(training__use_amp="true", training__precision=precision).trainer
+        tiny_run(training__use_amp="true", training__precision=precision)
         if precision != "fp32"
-        else tiny_run().trainer
+        else tiny_run()
     )
     with Calls() as calls:
-        train_step(run.state.model, micro_batches(2), run.state.optimizer, 1e-3, run.plan)
+        train_step(run.step_context, micro_batches(2), 1e-3, run.trainer.trainer.hooks)
     assert "_fused_adamw_" in calls.names
     assert WAITING.isdisjoint(calls.names)
+
+
+class GateLog(Hook):
+    def __init__(self, optimizer: AdamW) -> None:
+        self._optimizer = optimizer
+
+    def after_update(self, _data: StepData, result: StepResult) -> None:
+        if (gates := self._optimizer.gates()) is not None:
+            result.notes["gates"] = gates
 
 
 @pytest.mark.gpu
@@ -133,28 +137,35 @@ def test_no_operator_of_a_step_hands_a_number_to_the_host(
 def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attention: str) -> None:
     device = torch.device("cuda")
     segments = {} if attention == "full" else {"model__infini__segment_length": 4}
-    run = tiny_run(model__attention=attention, **segments).trainer
-    model = run.state.model.to(device)
+    run = tiny_run(model__attention=attention, **segments)
+    state = run.trainer.state
+    model = state.model.to(device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     scale = loss_scale(dtype, device)
-    optimizer = AdamW(model.named_parameters(), run.state.settings.training, scale)
+    optimizer = AdamW(model.named_parameters(), state.settings.training, scale)
     fingerprints = Fingerprints(model, optimizer, eager_fingerprint, last_step=3)
-    plan = StepPlan(device, dtype, 1.0, Watch(model), fingerprints)
-    model.watchers = (plan.watch.see, fingerprints.see)
-    data, reader = micro_batches(2, device), Reader(lag=1)
+    monitor, log = SiteMonitor(model), ChecksumLog()
+    watchers = (monitor, fingerprints)
+    context = StepContext(
+        model, optimizer, device, dtype, 1.0, watchers=watchers, looker=fingerprints
+    )
+    model.watchers = (monitor.see, fingerprints.see)
+    checksums = Checksums(context, fingerprints, log, run.hook(StateCheck), None)
+    gates_of = GateLog(optimizer)
+    data, reader = micro_batches(2, device), AsyncMetrics(lag=1)
     try:
         for step in range(4):
             torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first allocates
-            result = train_step(model, data, optimizer, 1e-3, plan)
+            result = train_step(context, data, 1e-3, [checksums, gates_of])
             reader.push(data, 1e-3, result)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     (last,) = reader.flush()
     assert not last.bad
     gates = optimizer.gates()
-    assert (gates is None) == (last.gates is None) == (attention == "full")
-    if gates is not None and last.gates is not None:
-        assert torch.equal(last.gates, gates.cpu())
+    assert (gates is None) == ("gates" not in last.notes) == (attention == "full")
+    if gates is not None:
+        assert torch.equal(last.notes["gates"], gates.cpu())
 
 
 def fp16(tiny_run: MakeRun, **changes: Any) -> Run:

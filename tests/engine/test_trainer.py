@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from model_check.config.flops import flops_per_token
-from model_check.engine import assembly, reading, trainer
-from model_check.engine.batches import StepData
+from model_check.engine import assembly, results
 from model_check.engine.memory import OutOfMemory
-from model_check.engine.reading import Reader
-from model_check.engine.step import StepResult
+from model_check.engine.results import AsyncMetrics, StepData, StepResult
 from model_check.engine.stop import Terminated
 from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, Evidence, NonFinite, Phase
 from model_check.forensics.fingerprint import eager_fingerprint
 from model_check.forensics.fingerprint_kernel import Kernel
 from model_check.forensics.manifest import read_manifest
+from model_check.hooks import progress
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -116,8 +115,8 @@ def test_a_step_takes_the_time_to_its_end_not_to_its_reading(
 ) -> None:
     """A GPU's numbers are read late: the first step's when the second has begun."""
     ends = itertools.count(1.0)
-    monkeypatch.setattr(reading, "moment", lambda device: next(ends))
-    monkeypatch.setattr(trainer, "moment", lambda device: 0.0)
+    monkeypatch.setattr(results, "moment", lambda device: next(ends))
+    monkeypatch.setattr(progress, "moment", lambda device: 0.0)
     run = tiny_run(lag=lag)()
     assert [step.ms for step in run.kept.steps()] == [1000.0] * 4
 
@@ -210,10 +209,11 @@ def test_reading_late_gives_the_same_bits_and_every_line(tiny_run: MakeRun) -> N
 
 
 def test_a_reader_returns_steps_in_order_as_late_as_it_may() -> None:
-    reader, returned = Reader(lag=2), []
+    reader, returned = AsyncMetrics(lag=2), []
     for number in range(4):
         data = StepData(number, [], num_positions=1, num_targets=1)
-        result = StepResult(torch.tensor(number / 3), torch.tensor(1.0), torch.tensor(number == 3))
+        loss, norm = torch.tensor(number / 3), torch.tensor(1.0)
+        result = StepResult(loss, norm, torch.tensor(number == 3), norm[None])
         returned.append([reading.step for reading in reader.push(data, 0.1, result)])
     assert returned == [[], [], [0], [1]]
     third, fourth = reader.flush()

@@ -13,14 +13,14 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from model_check import train as train_module
 from model_check.engine import compile as compile_module
-from model_check.engine import step as step_module
-from model_check.engine.step import accumulate, train_step
 from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError, NonFiniteError
 from model_check.events import Break, Evaluation, NonFinite, Phase
 from model_check.models import weight_copies
 from model_check.models.weight_copies import Multiplier, holding_copies
+from model_check.train import accumulate, train_step
 from tests.engine.conftest import FakeBatch, FakeSource, Run
 from tests.engine.test_step import Calls, gradients, micro_batches
 
@@ -55,7 +55,7 @@ def batches_of(*sizes: int) -> Iterator[FakeBatch]:
 
 
 def has_taken(run: Run) -> bool:
-    return run.trainer.plan.copies_of is not None
+    return run.step_context.copies_of is not None
 
 
 def same_weights(one: Run, other: Run) -> bool:
@@ -134,7 +134,7 @@ class Watched:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     watched = Watched()
-    monkeypatch.setattr(step_module, "holding_copies", watched.holding)
+    monkeypatch.setattr(train_module, "holding_copies", watched.holding)
     return watched
 
 
@@ -207,11 +207,11 @@ def test_a_step_after_a_refused_one_takes_the_weights_as_they_are(
         state = each.trainer.state
         handle = state.model.norm.weight.register_hook(lambda grad: grad * float("nan"))
         before = each.weights()
-        result = train_step(state.model, micro_batches(2), state.optimizer, 0.1, each.trainer.plan)
+        result = train_step(each.step_context, micro_batches(2), 0.1)
         assert bool(result.bad)
         handle.remove()
         assert all(map(torch.equal, each.weights().values(), before.values()))
-        accumulate(state.model, micro_batches(2), state.optimizer, each.trainer.plan)
+        accumulate(each.step_context, micro_batches(2))
     assert all(map(torch.equal, gradients(run), gradients(plain)))
 
 
@@ -221,21 +221,20 @@ def test_a_bit_that_turns_over_in_a_copy_shows_in_its_step_and_is_gone_in_the_ne
     """It is noticed as one in what flows between blocks is: loss, norm and gradients are others
     than those of equal workers. No weight has it."""
     run, healthy = (tiny_run(**BFLOAT16 | COPIES) for _ in range(2))
-    state, plan = run.trainer.state, run.trainer.plan
+    state, context = run.trainer.state, run.step_context
 
     def flip(module: Any, inputs: Any) -> None:
         module.weight_copy.detach().view(torch.int16).view(-1)[0] ^= 1 << 13
 
     before = run.weights()
     handle = state.model.layers[1].feed_forward.w1.register_forward_pre_hook(flip)
-    loss = accumulate(state.model, micro_batches(1), state.optimizer, plan)
+    loss = accumulate(context, micro_batches(1))
     handle.remove()
-    theirs = healthy.trainer
-    clean = accumulate(theirs.state.model, micro_batches(1), theirs.state.optimizer, theirs.plan)
+    clean = accumulate(healthy.step_context, micro_batches(1))
     assert loss != clean
     assert not any(map(torch.equal, gradients(run), gradients(healthy)))
     assert all(map(torch.equal, run.weights().values(), before.values()))
-    assert accumulate(state.model, micro_batches(1), state.optimizer, plan) == clean
+    assert accumulate(context, micro_batches(1)) == clean
     assert all(map(torch.equal, gradients(run), gradients(healthy)))
 
 
@@ -250,7 +249,7 @@ def test_matrices_are_cast_once_a_step_and_by_autocast_the_head_in_each_micro_ba
     weights = {weight.data_ptr() for _, weight in model.multiplied}
     for number in (1, 4):
         with Calls() as calls:
-            accumulate(model, micro_batches(number), run.trainer.state.optimizer, run.trainer.plan)
+            accumulate(run.step_context, micro_batches(number))
         counts.append(sum(address in weights for address in calls.cast))
     assert counts == expected
 

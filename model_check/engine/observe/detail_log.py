@@ -6,33 +6,34 @@ import torch
 from torch import Tensor
 
 from model_check.config.schema import Settings
-from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
-from model_check.engine.observer import RunObserver
-from model_check.engine.reading import StepMetrics
+from model_check.engine.metrics import Meter, current_memory_bytes, peak_memory_bytes
+from model_check.engine.results import StepMetrics
+from model_check.hooks.hook import RunObserver
 from model_check.utils.words import Say
 
 
 class DetailLog(RunObserver):
     """`parameters`: their names, in the order of the model."""
 
-    def __init__(self, settings: Settings, parameters: Sequence[str], say: Say) -> None:
-        self._max_steps, self._say = settings.training.max_steps, say
+    def __init__(
+        self, settings: Settings, parameters: Sequence[str], meter: Meter, say: Say
+    ) -> None:
+        self._max_steps, self._meter, self._say = settings.training.max_steps, meter, say
         self._log_interval = settings.logging.log_interval
         self._parts: dict[str, list[int]] = {}
         """Part of the model -> the numbers of its parameters."""
         for number, name in enumerate(parameters):
             self._parts.setdefault(_part(name), []).append(number)
-        self._num_parameters = len(parameters)
 
-    def on_step(self, metrics: StepMetrics, seconds: float) -> None:
+    def on_result(self, metrics: StepMetrics) -> None:
         step = metrics.step
-        if metrics.details is None or (step % self._log_interval and step + 1 < self._max_steps):
+        if metrics.grad_norms is None or (step % self._log_interval and step + 1 < self._max_steps):
             return
         memory, peak = current_memory_bytes() / 2**30, peak_memory_bytes() / 2**30
-        norms = self._norms(metrics.details[-self._num_parameters :])
+        norms = self._norms(metrics.grad_norms)
         self._say(
             f"Details [{step}/{self._max_steps}] | "
-            f"Tokens/s: {metrics.data.num_positions / seconds:,.0f} | "
+            f"Tokens/s: {metrics.data.num_positions / self._meter.seconds:,.0f} | "
             f"Memory: {memory:.2f} GiB, peak {peak:.2f} | Grad Norm by part: {norms}"
         )
 

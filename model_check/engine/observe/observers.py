@@ -4,7 +4,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,15 +15,16 @@ from model_check.config.resume import acting_settings
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
-from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.observe.detail_log import DetailLog
 from model_check.engine.observe.mfu import Utilisation, peak_flops
 from model_check.engine.observe.profiler import Profiler
 from model_check.engine.observe.scalars import ScalarLog, Writer
 from model_check.engine.observe.step_log import StepLog
 from model_check.engine.observe.wandb import WandbRun
-from model_check.engine.observer import RunObserver
+from model_check.engine.optim import AdamW
 from model_check.engine.run_context import Identity, RunContext
+from model_check.hooks.checksums import ChecksumLog
+from model_check.hooks.hook import RunObserver
 from model_check.utils.worker_env import RUN_PREFIX, telemetry_path
 
 
@@ -33,16 +33,15 @@ def run_observers(
     shape: Geometry,
     dtype: torch.dtype,
     context: RunContext,
-    fingerprints: FingerprintLog,
-    parameters: Sequence[str],
+    checksums: ChecksumLog,
+    optimizer: AdamW,
 ) -> list[RunObserver]:
-    """The run's own log, the logs that settings ask for, and the observers of `context`.
-    `parameters`: their names, in the order of the model. Raises ConfigError and StorageError for a
-    log that cannot begin."""
+    """The run's own log, the logs that settings ask for, and the observers of `context`. Raises
+    ConfigError and StorageError for a log that cannot begin."""
     channels, training = context.channels, settings.training
-    observers: list[RunObserver] = [StepLog(settings, context.meter, channels, fingerprints)]
+    observers: list[RunObserver] = [StepLog(settings, context.meter, channels, checksums)]
     if settings.logging.details:
-        observers.append(DetailLog(settings, parameters, channels.say))
+        observers.append(DetailLog(settings, list(optimizer.named), context.meter, channels.say))
     writers: list[Writer] = []
     logging, writes = settings.logging, context.world.is_first
     if writes and (logging.tensorboard or logging.tensorboard_dir is not None):
@@ -63,7 +62,16 @@ def run_observers(
     )
     place = context.run_dir
     telemetry = place and telemetry_path(place, context.identity.worker)
-    log = ScalarLog(training.max_steps, logging, utilisation, channels, writers, telemetry)
+    log = ScalarLog(
+        training.max_steps,
+        logging,
+        utilisation,
+        channels,
+        context.meter,
+        writers,
+        telemetry,
+        optimizer.gates,
+    )
     observers.append(log)
     if settings.debug.profile_steps is not None:
         steps = parse_steps(settings.debug.profile_steps, training.max_steps)

@@ -6,9 +6,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from model_check.engine.checkpoint import set_earlier_aside, storing
-from model_check.engine.observer import RunObserver
+from model_check.engine.results import StepData
 from model_check.engine.run_context import RunContext
 from model_check.errors import StorageError
+from model_check.hooks.hook import RunObserver
 from model_check.utils.held import make_unlinked
 
 
@@ -24,20 +25,23 @@ class Profiler(RunObserver):
         self._profile: Any = None
         self._recorded: list[int] = []
 
-    def before_step(self, step: int) -> None:
-        if step not in self._steps:
-            self.close()
+    def before_step(self, data: StepData) -> None:
+        if data.step not in self._steps:
+            self._write()
             return
         if self._profile is None:
             self._start()
-        self._recorded.append(step)
+        self._recorded.append(data.step)
 
     def pause(self, paused: bool) -> None:
         if self._profile is not None:
             self._wait()  # sync
             self._profile.toggle_collection_dynamic(not paused, self._activities)
 
-    def close(self) -> None:
+    def close(self, _error: BaseException | None) -> None:
+        self._write()
+
+    def _write(self) -> None:
         """A profile that cannot be written is reported; the training goes on."""
         if self._profile is None:
             return

@@ -6,17 +6,21 @@ from math import exp
 from pathlib import Path
 from typing import Protocol
 
+from torch import Tensor
+
 from model_check.config.schema import LoggingSettings
-from model_check.engine.metrics import current_memory_bytes, peak_memory_bytes
-from model_check.engine.observe import gates
+from model_check.engine.metrics import Meter, current_memory_bytes, peak_memory_bytes
+from model_check.engine.observe.gates import scalars_of
 from model_check.engine.observe.gpu_figures import gpu_figures
 from model_check.engine.observe.mfu import Utilisation
-from model_check.engine.observer import RunObserver
-from model_check.engine.reading import StepMetrics
+from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics, Sample
+from model_check.hooks.hook import RunObserver
 
+GATES = "gates"
+"""The note of a step."""
 _LARGEST_EXPONENT = 88.0
 """TensorBoard keeps float32."""
 
@@ -45,19 +49,27 @@ class ScalarLog(RunObserver):
         logging: LoggingSettings,
         utilisation: Utilisation,
         channels: Channels,
+        meter: Meter,
         writers: Sequence[Writer] = (),
         telemetry: Path | None = None,
+        gates: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
-        """`telemetry`: the file in which the launcher notes how its GPU does; None: nobody does."""
+        """`telemetry`: the file in which the launcher notes how its GPU does; None: nobody does.
+        `gates`: returns those of the model, on the device; None: it has none. All ranks ask."""
         self._max_steps, self._logging = max_steps, logging
         self._utilisation, self._channels = utilisation, channels
         self._writers, self._has_written = list(writers), False
-        self._telemetry = telemetry
+        self._meter, self._telemetry, self._gates = meter, telemetry, gates
         self._run, self._lately, self._printed = _Span(), _Span(), _Span()
         self._num_read = 0
 
-    def on_step(self, step: StepMetrics, seconds: float) -> None:
+    def after_update(self, _data: StepData, result: StepResult) -> None:
+        if (gates := self._gates()) is not None:
+            result.notes[GATES] = gates
+
+    def on_result(self, step: StepMetrics) -> None:
         self._num_read += 1
+        seconds = self._meter.seconds
         if self._num_read > 1:
             self._run.add(step, seconds)
             self._lately.add(step, seconds)
@@ -93,7 +105,7 @@ class ScalarLog(RunObserver):
 
     def _report(self, step: StepMetrics) -> dict[str, float]:
         """Emits what was measured, and returns it for the writers, if there are any."""
-        rate = self._lately.tokens_per_s
+        rate, gates = self._lately.tokens_per_s, step.notes.get(GATES)
         metrics = Metrics(
             step=step.step,
             tokens_per_s=rate,
@@ -103,7 +115,7 @@ class ScalarLog(RunObserver):
             memory_bytes=current_memory_bytes(),
             peak_memory_bytes=peak_memory_bytes(),
             loss_scale=step.loss_scale,
-            gates=None if step.gates is None else step.gates.sigmoid().tolist(),
+            gates=None if gates is None else gates.sigmoid().tolist(),
         )
         self._channels.sink.emit(metrics)
         if not self._writers:
@@ -184,6 +196,6 @@ def scalars_of_report(metrics: Metrics) -> dict[str, float]:
         "speed/data_wait": metrics.data_wait,
         "memory/allocated_gib": metrics.memory_bytes / 2**30,
         "memory/peak_gib": metrics.peak_memory_bytes / 2**30,
-        **gates.scalars_of(metrics.gates or []),
+        **scalars_of(metrics.gates or []),
     }
     return {name: value for name, value in named.items() if value is not None}

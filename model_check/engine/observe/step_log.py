@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 
 from model_check.config.schema import Settings
-from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.metrics import Meter, evaluation_line, sample_line, step_line
-from model_check.engine.observer import RunObserver
-from model_check.engine.reading import StepMetrics
+from model_check.engine.results import StepMetrics
 from model_check.engine.run_context import Channels
 from model_check.events import Evaluation, Note, Sample, Step
+from model_check.hooks.checksums import ChecksumLog
+from model_check.hooks.hook import RunObserver
 
 
 class StepLog(RunObserver):
@@ -20,14 +20,14 @@ class StepLog(RunObserver):
         settings: Settings,
         meter: Meter,
         channels: Channels,
-        fingerprints: FingerprintLog,
+        checksums: ChecksumLog,
     ) -> None:
         self._max_steps = settings.training.max_steps
         self._log_interval = settings.logging.log_interval
-        self._fingerprints = fingerprints
+        self._checksums = checksums
         self._meter, self._say, self._sink = meter, channels.say, channels.sink
 
-    def on_step(self, metrics: StepMetrics, seconds: float) -> None:
+    def on_result(self, metrics: StepMetrics) -> None:
         step, loss, grad_norm, lr = metrics.step, metrics.loss, metrics.grad_norm, metrics.lr
         busy_ms = metrics.busy_ms
         event = Step(
@@ -35,11 +35,11 @@ class StepLog(RunObserver):
             loss=loss.hex(),
             grad_norm=grad_norm.hex(),
             lr=lr,
-            ms=round(seconds * 1000, 3),
+            ms=round(self._meter.seconds * 1000, 3),
             tokens=metrics.data.num_positions,
-            fp=self._fingerprints.roll_ups,
-            taken=self._fingerprints.taken,
-            repeated=self._fingerprints.repeated,
+            fp=self._checksums.roll_ups,
+            taken=self._checksums.taken,
+            repeated=self._checksums.repeated,
             busy_ms=None if busy_ms is None else round(busy_ms, 3),
             own_loss=None if metrics.own_loss is None else metrics.own_loss.hex(),
             wait_ms=None if metrics.wait_ms is None else round(metrics.wait_ms, 3),

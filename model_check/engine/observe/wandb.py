@@ -8,10 +8,11 @@ import msgspec
 
 from model_check.config.schema import Settings
 from model_check.config.wandb import API_KEY, check_wandb
-from model_check.engine.observer import RunObserver
+from model_check.engine.results import StepData
 from model_check.engine.run_context import Identity
 from model_check.errors import ConfigError, StorageError
 from model_check.events import Sample, Scalar
+from model_check.hooks.hook import RunObserver
 from model_check.utils.dotenv import take_from_dotenv
 from model_check.utils.words import Say, first_line
 
@@ -29,7 +30,7 @@ class WandbRun(RunObserver):
         self._run: Any = None
         self._kept: dict[str, Scalar] = {}
 
-    def before_step(self, step: int) -> None:
+    def before_step(self, _data: StepData) -> None:
         if self._run is None:
             self._begin()
 
@@ -57,7 +58,7 @@ class WandbRun(RunObserver):
     def restore(self, kept: dict[str, Scalar]) -> None:
         self._kept = {n: kept[n] for n in ("wandb", "wandb_id") if n in kept}
 
-    def close(self) -> None:
+    def close(self, _error: BaseException | None) -> None:
         run, self._run = self._run, None
         if run is None:
             return

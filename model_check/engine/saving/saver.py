@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class _Content(NamedTuple):
 
 
 class Saver:
-    """A context for as long as the run lasts. On leaving, it waits for the write under way."""
+    """Writes the checkpoints of a run: `close` it at the end."""
 
     def __init__(
         self, training: TrainingSettings, state: TrainingState, kernel: Fingerprint
@@ -93,14 +93,14 @@ class Saver:
         self._news: list[str | Saved] = []
         """The thread's results, which the training thread reports."""
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
+        """Clear away what writes that were killed have left."""
         if self._is_first and self._is_claimed:  # one rank for all
             sweep_leftovers(self.directory)
-        return self
 
-    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        """Where the run fails for another reason, that reason stays, and a failed write is
-        printed."""
+    def close(self, error: BaseException | None) -> None:
+        """Wait for the write under way. Where the run fails of `error`, that reason stays, and a
+        failed write is printed."""
         self.wait(LAST_WAIT_S if isinstance(error, PeerLost) else None)
         self._staged = None
         self._staging.close()

@@ -56,9 +56,9 @@ def main() -> None:
 def spoil_first_step(what: str, how_often: str) -> None:
     import torch
 
-    from model_check.engine import step, trainer
+    from model_check import train
 
-    gather, train_step, backward = trainer.gather, trainer.train_step, step.backward
+    gather, train_step, backward = train.gather, train.train_step, train.backward
     is_due = [how_often == "always"]
 
     def gathered(*arguments: Any, **options: Any) -> Any:
@@ -67,9 +67,9 @@ def spoil_first_step(what: str, how_often: str) -> None:
             data.micro_batches[0][0][0, 0] ^= 1
         return data
 
-    def trained(model: Any, data: Any, *others: Any) -> Any:
+    def trained(context: Any, data: Any, *others: Any) -> Any:
         is_due[0] |= data.step == 0
-        result = train_step(model, data, *others)
+        result = train_step(context, data, *others)
         is_due[0] = False
         return result
 
@@ -79,7 +79,7 @@ def spoil_first_step(what: str, how_often: str) -> None:
             loss = (loss.reshape(1).view(torch.int32) ^ 8).view(loss.dtype)[0]
         return loss
 
-    trainer.gather, trainer.train_step, step.backward = gathered, trained, passed  # type: ignore[assignment]
+    train.gather, train.train_step, train.backward = gathered, trained, passed  # type: ignore[assignment]
 
 
 def err_in_attention(fault: str) -> None:

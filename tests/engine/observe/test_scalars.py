@@ -9,10 +9,10 @@ import pytest
 
 from model_check.config.flops import FlopsPerToken
 from model_check.config.schema import LoggingSettings
-from model_check.engine.batches import StepData
+from model_check.engine.metrics import Meter
 from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.observe.scalars import ScalarLog
-from model_check.engine.reading import StepMetrics
+from model_check.engine.results import StepData, StepMetrics
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics, Note, Sample, Telemetry, encode
@@ -54,14 +54,20 @@ def make(
     utilisation = Utilisation(FlopsPerToken(full=1e6, causal=5e5), peak)
     channels = Channels(kept.say, kept)
     logging = LoggingSettings(log_interval=log_interval, speed_interval=speed_interval)
-    return ScalarLog(5, logging, utilisation, channels, [written], telemetry)
+    return ScalarLog(5, logging, utilisation, channels, Meter(), [written], telemetry)
+
+
+def hear(log: ScalarLog, metrics: StepMetrics, seconds: float) -> None:
+    """Of a step that took so long."""
+    log._meter.seconds = seconds
+    log.on_result(metrics)
 
 
 def test_each_report_covers_the_steps_since_the_last_and_never_the_first() -> None:
     kept, written = Kept(), Written()
     log = make(kept, written)
     for step, seconds in enumerate([60.0, 4.0, 6.0, 5.0, 5.0]):
-        log.on_step(reading(step, wait_s=1.0), seconds)
+        hear(log, reading(step, wait_s=1.0), seconds)
     first, second, last = metrics(kept)
     assert (first.step, first.tokens_per_s, first.mfu_full, first.data_wait) == (
         0,
@@ -83,7 +89,7 @@ def test_a_line_of_speed_covers_the_steps_since_the_last_one() -> None:
     kept = Kept()
     log = make(kept, Written(), log_interval=1, speed_interval=2)
     for step, seconds in enumerate([60.0, 4.0, 6.0, 1.0]):
-        log.on_step(reading(step), seconds)
+        hear(log, reading(step), seconds)
     (line,) = kept.lines
     memory = r"Memory: \d+\.\d\d GiB, peak \d+\.\d\d"
     mfu = re.escape("MFU: 20.0% (full attention), 10.0% (causal)")
@@ -92,14 +98,14 @@ def test_a_line_of_speed_covers_the_steps_since_the_last_one() -> None:
 
 def test_where_no_peak_is_known_the_last_line_says_nothing_of_it() -> None:
     kept = Kept()
-    make(kept, Written(), peak=None).on_step(reading(4), 1.0)
+    hear(make(kept, Written(), peak=None), reading(4), 1.0)
     assert kept.lines == ["Waited for data: n/a"]
 
 
 def test_writers_get_what_is_known_and_nothing_else() -> None:
     kept, written = Kept(), Written()
     log = make(kept, written)
-    log.on_step(reading(0), 1.0)
+    hear(log, reading(0), 1.0)
     log.on_evaluation(
         Evaluation(step=1, split="held_out", loss=(1.5).hex(), perplexity=4.5, tokens=10)
     )
@@ -115,13 +121,13 @@ def test_writers_get_what_is_known_and_nothing_else() -> None:
 def test_writers_get_each_step_and_the_newest_figures_of_the_gpu(tmp_path: Path) -> None:
     kept, written, telemetry = Kept(), Written(), tmp_path / "gpu6.telemetry.jsonl"
     log = make(kept, written, log_interval=2, telemetry=telemetry)
-    log.on_step(reading(0), 1.0)  # the launcher has written nothing yet
+    hear(log, reading(0), 1.0)  # the launcher has written nothing yet
     with telemetry.open("wb") as file:
         for celsius, watt in ((61, 300.5), (64, None)):
             file.write(encode(Telemetry(temperature_c=celsius, power_w=watt)))
         file.write(b'{"kind": "telemetry", "t": 1, "tempera')
     for step in range(1, 4):
-        log.on_step(reading(step), 1.0)
+        hear(log, reading(step), 1.0)
     assert [step for step, _ in written.scalars] == [0, 1, 2, 3]
     of_gpu = [{n: v for n, v in s.items() if n.startswith("gpu/")} for _, s in written.scalars]
     assert of_gpu == [{}, {}, {"gpu/temperature_c": 64}, {}]
@@ -152,7 +158,7 @@ def test_a_log_that_fails_later_is_told_once_and_left_out() -> None:
     log = make(kept, written, log_interval=1)
     log._writers.append(failing)
     for step in range(4):
-        log.on_step(reading(step), 1.0)
+        hear(log, reading(step), 1.0)
     assert [step for step, _ in failing.scalars] == [0]
     assert [step for step, _ in written.scalars] == [0, 1, 2, 3]
     notes = [event.text for event in kept.events if isinstance(event, Note)]

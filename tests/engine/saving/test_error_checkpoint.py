@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from model_check.engine.checkpoint import read_checkpoint
-from model_check.engine.observer import RunObserver
-from model_check.engine.reading import StepMetrics
+from model_check.engine.results import StepMetrics
 from model_check.engine.saving.checkpoint_files import sweep_leftovers
 from model_check.errors import BrokenStateError, NonFiniteError
 from model_check.events import Evidence
+from model_check.hooks.hook import RunObserver
 from tests.engine.conftest import Run
 from tests.engine.saving.test_resume import assert_equal_but_for_settings
 
@@ -26,7 +26,7 @@ class Failing(RunObserver):
     at: int
     act: Callable[[], object] = lambda: None
 
-    def on_step(self, metrics: StepMetrics, seconds: float) -> None:
+    def on_result(self, metrics: StepMetrics) -> None:
         if metrics.step == self.at:
             self.act()
             raise OSError("the logger is gone")

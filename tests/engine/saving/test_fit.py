@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model_check.engine.rng import rng_states
 from model_check.engine.saving.resume import resume
+from model_check.engine.saving.saver import Saver
 from model_check.engine.sharded.shards import own_sums
 from model_check.engine.sharded.together import Together
 from model_check.engine.sharded.writing import write_shards
@@ -46,7 +47,8 @@ class Place:
     tensors: dict[str, Tensor]
 
     def refuses(self, path: Path, words: str) -> None:
-        state, saver = self.other.trainer.state, self.other.trainer.saver
+        state = self.other.trainer.state
+        saver = Saver(state.settings.training, state, fingerprint_for(torch.device("cpu")))
         before = snapshot(self.other)
         with pytest.raises(CheckpointError, match=words) as caught:
             resume(state, str(path), saver)

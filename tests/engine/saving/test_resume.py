@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model_check.engine.batches import Splits
 from model_check.engine.checkpoint import read_checkpoint
-from model_check.engine.observer import RunObserver
+from model_check.engine.run_context import Splits
 from model_check.engine.stop import EndedEarly
 from model_check.errors import CheckpointError, ConfigError, NonFiniteError
 from model_check.events import Evaluation, Phase, Scalar
+from model_check.hooks.hook import RunObserver
 from tests.engine.conftest import OTHER_ARCHITECTURES, FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]

@@ -16,10 +16,10 @@ import torch
 
 from model_check.engine.checkpoint import read_checkpoint, storing, write_checkpoint
 from model_check.engine.memory import OutOfMemory
-from model_check.engine.observer import RunObserver
 from model_check.engine.saving.staging import Staging
 from model_check.engine.stop import EndedEarly, Terminated
 from model_check.errors import NonFiniteError, StorageError
+from model_check.hooks.hook import RunObserver
 from tests.engine.conftest import FakeBatch, FakeSource, Run
 
 MakeRun = Callable[..., Run]

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from model_check.engine.in_step import InStep
 from model_check.engine.stop import StopSignal, Terminated
 from model_check.events import Done, EventSink, Phase, Step, Vectors
+from model_check.hooks.lockstep import SupervisorClient
 
 LAB = Path(os.environ["LAB"])
 SAME, OTHER = (1.0).hex(), (2.0).hex()
@@ -20,31 +20,35 @@ SAME, OTHER = (1.0).hex(), (2.0).hex()
 
 def main() -> int:
     sink, stop = EventSink(int(os.environ["MODEL_CHECK_EVENTS_FD"]), is_held=True), StopSignal()
-    in_step = InStep(sink, stop, on_notice=False)
-    in_step.answer = lambda step: Vectors(step=step, fp={"weights": {"w": "1"}})
+    client = SupervisorClient(
+        sink,
+        stop,
+        on_notice=False,
+        answer=lambda step: Vectors(step=step, fp={"weights": {"w": "1"}}),
+    )
     exit_code = 0
     with stop.installed(), stop.heeded(), stop.deferred():
         try:
-            train(in_step, sink, stop)
+            train(client, sink, stop)
         except Terminated as terminated:
             exit_code = 128 + terminated.signum
     sink.emit(Done(exit_code=exit_code))
     return exit_code
 
 
-def train(in_step: InStep, sink: EventSink, stop: StopSignal) -> None:
+def train(client: SupervisorClient, sink: EventSink, stop: StopSignal) -> None:
     fault, _, at = sys.argv[2].partition("@") if len(sys.argv) > 2 else ("", "", "-1")
     sink.emit(Phase(name="train"))
     for step in range(int(sys.argv[1])):
-        in_step.wait_for_credit(step)
+        client.wait_for_permit(step)
         stop.check()
         loss = SAME
         if step == int(at):
             wait_for_go()
             loss = act(fault)
         sink.emit(Step(step=step, loss=loss, grad_norm=SAME, lr=0.1, ms=1.0, tokens=1))
-    in_step.tell_finished()
-    in_step.wait_for_go()
+    client.tell_finished()
+    client.wait_for_release()
 
 
 def wait_for_go() -> None:

@@ -331,7 +331,7 @@ class Fingerprints:
             taken = f"shard {self._shard}: {taken}"
         return replace(joined, taken=taken)
 
-    def of_rehearsal(self) -> Prints:
+    def of_passes(self) -> Prints:
         """Of both passes and of the state, where no update follows."""
         self.begin_update()
         for number, block in enumerate(self._blocks):

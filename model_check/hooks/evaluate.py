@@ -2,57 +2,73 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_check.data.read.loader import Batch
-from model_check.engine.batches import on_device
-from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan
-from model_check.engine.uncompiled import is_compiled
+from model_check.engine.uncompiled import is_compiled, untouched
 from model_check.events import BEAT_S, Beat, Evaluation
+from model_check.hooks.hook import Hook
+from model_check.hooks.lockstep import SupervisorClient
+from model_check.hooks.save import Save
 from model_check.models.loss import IGNORED
+from model_check.train import StepContext, on_device
+from model_check.utils.checkpoint_names import BEST
 
 
-class Evaluator:
-    """Evaluates every split."""
+class Evaluate(Hook):
+    """Evaluates every split. Before `Save`: a checkpoint knows the best loss."""
 
-    def __init__(self, state: TrainingState, plan: StepPlan) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        context: StepContext,
+        save: Save,
+        client: SupervisorClient,
+    ) -> None:
         training = state.settings.training
-        self._state, self._plan, self._interval = state, plan, training.eval_interval
+        self._state, self._context, self._interval = state, context, training.eval_interval
+        self._save, self._client, self._saves_best = save, client, training.save_best
         self._splits = state.context.splits
         self._has_examples = state.settings.training.stage == "prompt_target"
         self._best_split = training.best_split or next(iter(self._splits), None)
 
-    def due(self, num_done: int) -> bool:
+    def is_due(self, num_done: int) -> bool:
         return self._interval is not None and num_done % self._interval == 0
 
-    def due_at_end(self, num_done: int) -> bool:
-        """Whether the end of the run needs an evaluation of its own."""
-        return self._interval is not None and not self.due(num_done)
+    def between_steps(self, num_done: int) -> None:
+        is_best = False
+        with self._state.phase("eval"):
+            for evaluation in self.evaluate(num_done):
+                is_best |= evaluation.best
+                for observer in self._state.observers:
+                    observer.on_evaluation(evaluation)
+        if is_best and self._saves_best:
+            self._save.save(BEST, num_done)
 
-    def evaluate(self, num_done: int, between: Callable[[], None]) -> Iterator[Evaluation]:
-        """Each split's evaluation. `between` is called between batches, and may raise."""
+    def finish(self, num_done: int, *, early: bool) -> None:
+        if not early and self._interval is not None and not self.is_due(num_done):
+            self.between_steps(num_done)
+
+    def evaluate(self, num_done: int) -> Iterator[Evaluation]:
+        """Yields each split's evaluation."""
         for name, batches in self._splits.items():
-            yield self._noted(self._evaluate(name, batches(), num_done, between))
+            yield self._noted(self._evaluate(name, batches(), num_done))
 
-    def _evaluate(
-        self, name: str, batches: Iterable[Batch], num_done: int, between: Callable[[], None]
-    ) -> Evaluation:
+    def _evaluate(self, name: str, batches: Iterable[Batch], num_done: int) -> Evaluation:
         now = self._state.context.meter.now
         started = beaten = now()
-        counts = _Counts(torch.zeros((), dtype=torch.float64, device=self._plan.device))
-        world, model = self._plan.world, self._state.model
+        counts = _Counts(torch.zeros((), dtype=torch.float64, device=self._context.device))
+        world, model = self._context.world, self._state.model
         # One forward context for all batches: no weight changes, and none is cast again.
-        with untouched(model), world.computing(), self._plan.forward_context():
+        with untouched(model), world.computing(), self._context.forward_context():
             for batch in world.in_step(batches):
-                between()
+                self._client.check_in()
                 found = self._of_batch(batch or self._empty_batch())
                 if batch is not None:
                     counts.add(found)
@@ -60,7 +76,7 @@ class Evaluator:
                     self._state.context.channels.sink.emit(Beat())
                     beaten = now()
         world.settle(model)
-        world.meet(between)
+        world.meet(self._client.check_in)
         sums = world.summed(counts.told())
         world.wait_for_device()
         return _evaluation(num_done, name, sums, now() - started)
@@ -72,7 +88,7 @@ class Evaluator:
 
     def _of_batch(self, batch: Batch) -> "_Counts":
         num_targets = int((batch.targets != IGNORED).sum())
-        tensors = self._whole(on_device(batch, self._plan.device))
+        tensors = self._whole(on_device(batch, self._context.device))
         if not self._has_examples:
             return _Counts(self._state.model(*tensors), num_targets)
         loss, hits = self._state.model.scored(*tensors)
@@ -164,16 +180,3 @@ def _examples_of(batch: Batch, hits_BT: Tensor) -> tuple[int, int]:
 def perplexity(loss: float) -> float | None:
     """exp(loss); None where that is no finite number."""
     return math.exp(loss) if loss < math.log(sys.float_info.max) else None
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; afterwards modes and random states as before."""
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.no_grad(), kept_rng():
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode

@@ -1,5 +1,5 @@
-"""Where the first NaN or Inf of a step was born: what the step itself noted, and what it shows when
-it is computed again, eagerly and with hooks, from the weights before it."""
+"""Where the first NaN or Inf of a step comes from: by what was noted during the step itself, and by
+computing it again, eagerly and with torch's hooks, from the weights before it."""
 
 import math
 from collections.abc import Iterator
@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from model_check.engine.distributed.world import World
 from model_check.engine.optim import AdamW, total_norm
-from model_check.engine.reading import StepMetrics
-from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan, backward
+from model_check.engine.results import StepMetrics
 from model_check.engine.uncompiled import uncompiled
 from model_check.events import Origin
 from model_check.forensics.origin import (
@@ -26,52 +24,60 @@ from model_check.forensics.origin import (
     searched,
 )
 from model_check.forensics.scan import BadTensor, is_finite
+from model_check.hooks.site_monitor import NonFiniteSite
+from model_check.train import StepContext, backward
 
 
-def noted_origin(state: TrainingState, plan: StepPlan, metrics: StepMetrics) -> Origin | None:
-    """What the step noted while it was computed: a block, or the gradient of one parameter."""
-    if metrics.details is None:
-        return None
-    noted = plan.watch.first_noted(metrics.details)
+def noted_origin(
+    optimizer: AdamW, metrics: StepMetrics, site: NonFiniteSite | None
+) -> Origin | None:
+    """The origin by what was noted while the step was computed: a block, or the gradient of one
+    parameter. `site`: the first that was not finite."""
     own_loss = metrics.loss if metrics.own_loss is None else metrics.own_loss
-    if not math.isfinite(own_loss) and (noted is None or not noted.is_forward):
+    if not math.isfinite(own_loss) and (site is None or not site.is_forward):
         return _of_loss(own_loss)
-    if noted is None:
-        return _noted_gradient(state, plan.watch.bad_norms(metrics.details))
+    if site is None:
+        return _noted_gradient(optimizer, bad_norms(metrics))
     return Origin(
-        direction="forward" if noted.is_forward else "backward",
-        module=noted.made_by,
-        tensor=OUTPUT if noted.is_forward else INPUT_GRADIENT,
+        direction="forward" if site.is_forward else "backward",
+        module=site.made_by,
+        tensor=OUTPUT if site.is_forward else INPUT_GRADIENT,
         shape=[sum(inputs.numel() for inputs, *_ in metrics.data.micro_batches)],
-        num_nan=noted.num_nan,
-        num_inf=noted.num_inf,
-        first=[noted.first],
+        num_nan=site.num_nan,
+        num_inf=site.num_inf,
+        first=[site.first],
         by_position=True,
     )
 
 
+def bad_norms(metrics: StepMetrics) -> list[int]:
+    """The numbers of the gradients whose norms were not finite."""
+    norms = [] if metrics.grad_norms is None else metrics.grad_norms.tolist()
+    return [number for number, norm in enumerate(norms) if not math.isfinite(norm)]
+
+
 def bad_state(model: nn.Module, optimizer: AdamW) -> Found | None:
-    """What was not finite before the step: a buffer, a moment, a weight. A moment comes before the
-    weight that it has spoilt."""
+    """Returns what was not finite before the step: a buffer, a moment, a weight. A moment comes
+    before the weight that it has spoilt."""
     return of_state(_kept(model, optimizer))
 
 
-def repeated_origin(
-    model: nn.Module, optimizer: AdamW, metrics: StepMetrics, plan: StepPlan
-) -> tuple[Found | None, bool]:
-    """The step computed again, and whether its loss or norm is not finite again: these sums can
-    exceed float32 where each number in them is finite, and then no module is found. `.grad` holds
-    the gradients of this second computation afterwards."""
+def repeated_origin(context: StepContext, metrics: StepMetrics) -> tuple[Found | None, bool]:
+    """Compute the step again; return the origin, and whether loss or norm is not finite again:
+    these sums can exceed float32 where each number in them is finite, and then no module is found.
+    `.grad` holds the gradients of this second computation afterwards."""
+    model, optimizer, world, data = context.model, context.optimizer, context.world, metrics.data
     optimizer.zero_grad()
-    plan.watch.begin()
-    micro_batches, losses = metrics.data.micro_batches, []
-    searching = searched(model, plan.world.hooked)
-    with uncompiled(model), searching as search, plan.forward_context(), plan.world.computing():
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            with _summing(plan.world, is_last=number == len(micro_batches)):
-                losses.append(backward(model, micro_batch, metrics.data, optimizer, plan))
+    for watcher in context.watchers:
+        watcher.begin(data.step)
+    losses = []
+    searching = searched(model, world.hooked)
+    with uncompiled(model), searching as search, context.forward_context(), world.computing():
+        for number, micro_batch in enumerate(data.micro_batches, start=1):
+            with _summing(world, is_last=number == len(data.micro_batches)):
+                losses.append(backward(context, micro_batch, data.num_targets, is_shared=False))
             search.conclude()
-    plan.world.wait_for_device()
+    world.wait_for_device()
     loss = float(torch.stack(losses).sum())  # sync
     of_loss = None if math.isfinite(loss) else Found(_of_loss(loss))
     found = search.found or of_loss or _bad_sum(optimizer)
@@ -90,9 +96,9 @@ def _of_loss(loss: float) -> Origin:
     return origin_of("forward", LOSS, BadTensor(OUTPUT, (), *kinds, ()))
 
 
-def _noted_gradient(state: TrainingState, numbers: list[int]) -> Origin | None:
+def _noted_gradient(optimizer: AdamW, numbers: list[int]) -> Origin | None:
     """The gradient that was computed first: the backward pass ends with the model's beginning."""
-    named = [(name, p) for name, p in state.optimizer.named.items() if p.grad is not None]
+    named = [(name, p) for name, p in optimizer.named.items() if p.grad is not None]
     if not numbers:
         return None
     name, parameter = named[numbers[-1]]

@@ -1,4 +1,4 @@
-"""Saves what explains a failure: files that people are told of, and the dossier of a worker."""
+"""Saves what explains a failure: files that people read about, and the dossier of a worker."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from model_check.engine.checkpoint import set_earlier_aside, storing, write_checkpoint
-from model_check.engine.repeat import bad_state
 from model_check.engine.state import TrainingState
 from model_check.errors import StorageError
 from model_check.events import Break, Evidence, NonFinite
 from model_check.forensics.dossier import write_dossier
 from model_check.forensics.manifest import MANIFEST
+from model_check.hooks.recompute import bad_state
 
 
 @dataclass(frozen=True)
-class Keeper:
-    """A full disk, or a GPU that fails for good, must not hide a finding: what could not be saved
-    is told."""
+class EvidenceWriter:
+    """A full disk, or a GPU that fails for good, must not hide a finding: each method returns a
+    line that says what became of its file."""
 
     state: TrainingState
 
@@ -31,7 +31,7 @@ class Keeper:
         return int(self.state.settings.launch.dossier_gib * 2**30)
 
     def file(self, what: str, path: Path, write: Callable[[Path], object]) -> str:
-        """What became of a file, in a line. An earlier one of that name is set aside."""
+        """Writes a file; an earlier one of that name is set aside."""
 
         def write_beside(path: Path) -> None:
             set_earlier_aside(path)
@@ -40,8 +40,8 @@ class Keeper:
         return self._keep(what, path, write_beside)
 
     def finite_state(self, path: Path, num_done: int) -> str:
-        """What became of a checkpoint of the state after `num_done` steps, in a line. One that an
-        update has left half done, or that is not finite, is nothing to go on from."""
+        """Writes a checkpoint of the state after `num_done` steps. One that an update has left half
+        done, or that is not finite, is nothing to go on from."""
         if self.state.context.world.is_sharded:
             return (
                 f"Checkpoint not saved: {path.name} would hold the part of this rank alone; "
@@ -59,8 +59,8 @@ class Keeper:
         )
 
     def shards(self, num_done: int) -> str:
-        """What became of the state after `num_done` steps as far as it lies here, in a line: each
-        tensor by its place in the whole, `weights/norm.weight[256:512]`."""
+        """Writes what lies on this rank of the state after `num_done` steps: each tensor by its
+        place in the whole, `weights/norm.weight[256:512]`."""
         world, tensors = self.state.context.world, dict(self.state.tensors())
         kept = {name: t for name, t in tensors.items() if not name.startswith("gradients/")}
         about = {"rank": world.rank, "num_ranks": world.size, "step": num_done}
@@ -80,9 +80,9 @@ class Keeper:
         guilty: Sequence[str],
         event: NonFinite | Break | None = None,
     ) -> str:
-        """What became of the dossier, in a line. `state_after`: optimizer steps that made weights
-        and moments. `tensors`: by their names in a dossier; None: the state. `step`: of the fault.
-        `guilty`: of these names."""
+        """Writes the dossier. `state_after`: optimizer steps that made weights and moments.
+        `tensors`: by their names in a dossier; None: the state. `step`: of the fault. `guilty`: the
+        names of suspect tensors."""
         identity = self.state.context.identity
         about: dict[str, Any] = {
             "worker": identity.worker,

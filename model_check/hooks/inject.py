@@ -1,4 +1,5 @@
-"""Injects the fault of a drill, by hooks: a training step is the same code with and without one."""
+"""Injects the fault of a drill, by torch's hooks: a training step is the same code with and without
+one."""
 
 import os
 import signal
@@ -25,17 +26,18 @@ from model_check.config.drill import (
     Drill,
     check_name,
 )
-from model_check.engine.batches import StepData
 from model_check.engine.busy import Busy
 from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.optim import AdamW
+from model_check.engine.results import StepData, StepResult
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError
+from model_check.hooks.hook import Hook
 from model_check.models.basic_llama import BasicLlama
 
 
-class Injector:
-    """Acts when the trainer reaches the step of the drill; without a drill it does nothing."""
+class Injector(Hook):
+    """Acts when the training reaches the step of the drill; without a drill it does nothing."""
 
     def __init__(
         self,
@@ -65,19 +67,17 @@ class Injector:
                 f"with step {from_step}"
             )
 
-    def before_step(self, step: int) -> None:
-        """Step `step` begins."""
+    def before_step(self, data: StepData) -> None:
         self._hooks.close()
-        if self._drill and self._drill.step == step:
+        if self._drill and self._drill.step == data.step:
             self._act(self._drill)
 
-    def after_step(self, data: StepData) -> None:
-        """The step is computed, or on a GPU enqueued."""
+    def after_update(self, data: StepData, _result: StepResult) -> None:
         if self._drill and self._drill.kind == "slow" and self._drill.step <= data.step:
             _prolong(data.busy, self._drill.factor)
 
     def repeat(self, step: int) -> None:
-        """Step `step` is computed again."""
+        """Step `step` is about to be computed again."""
         self._hooks.close()
         if self._drill and self._drill.always and self._drill.step == step:
             self._hook(self._drill)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from model_check.engine.keeper import Keeper
 from model_check.forensics.manifest import read_manifest
+from model_check.hooks.evidence import EvidenceWriter
 from tests.engine.conftest import Run
 
 GUILTY = "weights/norm.weight"
@@ -11,7 +11,7 @@ GUILTY = "weights/norm.weight"
 
 def test_statistics_alone_are_kept_where_nothing_else_may_be(tiny_run: Callable[..., Run]) -> None:
     state = tiny_run(launch__dossier_gib=0.0).trainer.state
-    Keeper(state).dossier("difference", 1, step=1, guilty=[GUILTY])
+    EvidenceWriter(state).dossier("difference", 1, step=1, guilty=[GUILTY])
     found = read_manifest(state.context.dossier)
     assert (found.tensors, found.bytes) == ({}, 0)
     assert found.left_out[GUILTY].statistics.norm > 0

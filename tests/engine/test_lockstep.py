@@ -6,14 +6,12 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import pytest
 
 from launcher.verdict.live import Watch
-from model_check.engine import in_step
-from model_check.engine.in_step import InStep
 from model_check.engine.stop import StopSignal
 from model_check.events import (
     AskVectors,
@@ -32,6 +30,8 @@ from model_check.events import (
     decode,
     encode_command,
 )
+from model_check.hooks import lockstep
+from model_check.hooks.lockstep import SupervisorClient
 from tests.deadline import DEADLINE_S
 from tests.engine.conftest import Run, Trained, at_first, signalled
 
@@ -47,7 +47,18 @@ class Line:
     """What comes from the worker."""
     stop: StopSignal
     sink: EventSink
-    in_step: InStep
+    client: SupervisorClient = field(init=False)
+    answer: Callable[[int], Vectors] = lambda step: Vectors(step=step)
+    keep: Callable[[Dump, int], None] = lambda dump, num_done: None
+
+    def __post_init__(self) -> None:
+        self.client = SupervisorClient(
+            self.sink,
+            self.stop,
+            on_notice=True,
+            answer=lambda step: self.answer(step),
+            keep=lambda dump, num_done: self.keep(dump, num_done),
+        )
 
     def say(self, *commands: Command) -> None:
         self.ours.sendall(b"".join(map(encode_command, commands)))
@@ -66,19 +77,19 @@ def line() -> Iterator[Line]:
     ours.settimeout(DEADLINE_S)
     stop, sink = StopSignal(), EventSink(theirs.detach())
     with ours, ours.makefile("rb") as lines, stop.installed(), stop.heeded(), stop.deferred():
-        yield Line(ours, lines, stop, sink, InStep(sink, stop, on_notice=True))
+        yield Line(ours, lines, stop, sink)
     sink.close()
 
 
 def test_a_worker_that_was_never_given_credit_waits_for_nothing(line: Line) -> None:
-    line.in_step.wait_for_credit(10**9)
-    line.in_step.wait_for_go()
+    line.client.wait_for_permit(10**9)
+    line.client.wait_for_release()
 
 
 def test_a_worker_that_is_held_begins_no_second_step_before_it_heard_of_credit() -> None:
     """Its supervisor may stand still while it imports."""
     ours, theirs = socket.socketpair()
-    held = InStep(EventSink(theirs.detach(), is_held=True), StopSignal(), on_notice=False)
+    held = SupervisorClient(EventSink(theirs.detach(), is_held=True), StopSignal(), on_notice=False)
     assert not held.may_begin(1)
     ours.sendall(encode_command(Credit(step=1)))
     assert held.may_begin(1)
@@ -88,30 +99,30 @@ def test_a_worker_that_is_held_begins_no_second_step_before_it_heard_of_credit()
 
 
 def test_without_a_supervisor_nobody_waits() -> None:
-    alone = InStep(EventSink(None), StopSignal(), on_notice=False)
+    alone = SupervisorClient(EventSink(None), StopSignal(), on_notice=False)
     assert alone.may_begin_soon(0)
-    alone.wait_for_credit(0)
-    alone.wait_for_go()
+    alone.wait_for_permit(0)
+    alone.wait_for_release()
 
 
 def test_no_step_begins_without_credit(line: Line) -> None:
     line.say(Credit(step=1))
-    assert [line.in_step.may_begin(step) for step in range(4)] == [True, True, False, False]
+    assert [line.client.may_begin(step) for step in range(4)] == [True, True, False, False]
     line.say(Credit(step=2), Credit(step=3))
-    assert line.in_step.may_begin(3)
+    assert line.client.may_begin(3)
 
 
 def test_a_command_in_pieces_and_garbage_between_are_no_trouble(line: Line) -> None:
     text = encode_command(Credit(step=0)) + b'\0\xff\n{"kind": "credit", "step": -1e9}\n[]\n'
     line.ours.sendall(text + encode_command(Credit(step=5))[:-4])
-    assert not line.in_step.may_begin(1)
+    assert not line.client.may_begin(1)
     line.ours.sendall(encode_command(Credit(step=5))[-4:])
-    assert line.in_step.may_begin(5)
+    assert line.client.may_begin(5)
 
 
 def test_who_waits_beats_and_answers(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_step, "BEAT_S", 0.01)
-    line.in_step.answer = lambda step: Vectors(step=step, fp={"loss": {"loss": "1"}})
+    monkeypatch.setattr(lockstep, "BEAT_S", 0.01)
+    line.answer = lambda step: Vectors(step=step, fp={"loss": {"loss": "1"}})
     line.say(Credit(step=0))
 
     def command() -> None:
@@ -125,41 +136,41 @@ def test_who_waits_beats_and_answers(line: Line, monkeypatch: pytest.MonkeyPatch
     answers: list[Vectors] = []
     thread = threading.Thread(target=command)
     thread.start()
-    line.in_step.wait_for_credit(1)
+    line.client.wait_for_permit(1)
     thread.join()
     assert [(event.step, event.fp) for event in answers] == [(7, {"loss": {"loss": "1"}})]
 
 
 def test_a_worker_keeps_its_state_for_each_fault_that_it_was_asked_for(line: Line) -> None:
     kept: list[tuple[int, int]] = []
-    line.in_step.keep = lambda dump, num_done: kept.append((dump.of_step, num_done))
+    line.keep = lambda dump, num_done: kept.append((dump.of_step, num_done))
     line.say(Dump(step=8, of_step=2), Dump(step=7, of_step=1))
-    for line.in_step.num_done in (6, 7, 8):
-        line.in_step.serve()
+    for line.client.num_done in (6, 7, 8):
+        line.client.serve()
     assert kept == [(1, 7), (2, 8)]
     told = [line.heard() for _ in kept]
     assert [(e.of_step, e.step) for e in told if isinstance(e, Kept)] == kept
 
 
 def test_who_keeps_another_way_is_told_what_comes_first_and_answers_meanwhile(line: Line) -> None:
-    line.in_step.keep = lambda dump, num_done: pytest.fail("kept all the same")
+    line.keep = lambda dump, num_done: pytest.fail("kept all the same")
     first, second = Dump(step=3, of_step=1), Dump(step=5, of_step=4)
     line.say(Credit(step=9), AskVectors(step=4), second, first)
-    assert line.in_step.wait_for_dump() == first
+    assert line.client.wait_for_dump() == first
     assert isinstance(line.heard(), Vectors)
 
 
 def test_who_nobody_asks_waits_for_no_dump(line: Line) -> None:
-    assert line.in_step.wait_for_dump() is None  # it is held by nobody
+    assert line.client.wait_for_dump() is None  # it is held by nobody
     line.say(Credit(step=9))
-    assert line.in_step.may_begin(9)
+    assert line.client.may_begin(9)
     threading.Thread(target=line.close).start()
-    assert line.in_step.wait_for_dump() is None
+    assert line.client.wait_for_dump() is None
 
 
 def test_a_worker_stays_at_its_end_until_it_may_go(line: Line) -> None:
     line.say(Credit(step=0))
-    line.in_step.tell_finished()
+    line.client.tell_finished()
 
     def command() -> None:
         assert isinstance(line.heard(), Finished)
@@ -168,16 +179,16 @@ def test_a_worker_stays_at_its_end_until_it_may_go(line: Line) -> None:
 
     thread = threading.Thread(target=command)
     thread.start()
-    line.in_step.wait_for_go()
+    line.client.wait_for_release()
     thread.join()
 
 
 def test_when_the_supervisor_is_gone_all_goes_on(line: Line) -> None:
     line.say(Credit(step=0))
-    assert not line.in_step.may_begin(1)
+    assert not line.client.may_begin(1)
     threading.Thread(target=line.close).start()
-    line.in_step.wait_for_credit(1)
-    line.in_step.wait_for_go()
+    line.client.wait_for_permit(1)
+    line.client.wait_for_release()
     assert line.sink.fd is None
 
 
@@ -187,9 +198,9 @@ def test_a_signal_ends_a_wait(
     line: Line, monkeypatch: pytest.MonkeyPatch, signum: int, comes: str
 ) -> None:
     """Without a beat: only the signal wakes it."""
-    monkeypatch.setattr(in_step, "BEAT_S", 3600.0)
+    monkeypatch.setattr(lockstep, "BEAT_S", 3600.0)
     line.say(Credit(step=0))
-    assert not line.in_step.may_begin(1)
+    assert not line.client.may_begin(1)
 
     def send() -> None:
         while comes == "meanwhile" and not _is_asleep():
@@ -201,8 +212,8 @@ def test_a_signal_ends_a_wait(
         send()
     else:
         sender.start()
-    line.in_step.wait_for_credit(1)
-    line.in_step.wait_for_go()
+    line.client.wait_for_permit(1)
+    line.client.wait_for_release()
     assert line.stop.asked(on_notice=True)
 
 

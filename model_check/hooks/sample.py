@@ -1,0 +1,63 @@
+"""What the model says to a few prompts. It leaves the training state as it was."""
+
+from collections.abc import Callable, Iterator
+
+from model_check.engine.run_context import Prompts
+from model_check.engine.state import TrainingState
+from model_check.engine.uncompiled import uncompiled, untouched
+from model_check.events import BEAT_S, Beat, Sample
+from model_check.hooks.hook import Hook
+from model_check.hooks.lockstep import SupervisorClient
+
+
+class MakeSamples(Hook):
+    """Makes a sample for each prompt."""
+
+    def __init__(
+        self, state: TrainingState, prompts: Prompts | None, client: SupervisorClient
+    ) -> None:
+        self._state, self._prompts, self._client = state, prompts, client
+        self._interval = state.settings.training.sample_interval if prompts else None
+
+    def is_due(self, num_done: int) -> bool:
+        return self._interval is not None and num_done % self._interval == 0
+
+    def between_steps(self, num_done: int) -> None:
+        with self._state.phase("eval"):
+            samples = list(self.samples(num_done))
+            for observer in self._state.observers:
+                observer.on_samples(samples)
+
+    def finish(self, num_done: int, *, early: bool) -> None:
+        if not early and self._interval is not None and not self.is_due(num_done):
+            self.between_steps(num_done)
+
+    def samples(self, num_done: int) -> Iterator[Sample]:
+        """Yields those of the first rank, for which all of them wait, a prompt at a time."""
+        assert self._prompts is not None
+        world = self._state.context.world
+        for prompt in self._prompts.prompts:
+            if world.is_first:
+                yield self._sample(self._prompts, prompt, num_done)
+            world.meet(self._beating())
+
+    def _sample(self, prompts: Prompts, prompt: str, num_done: int) -> Sample:
+        model = self._state.model
+        with untouched(model), uncompiled(model):  # each token has a shape of its own
+            text = prompts.answer(model, prompt, self._beating())
+        return Sample(step=num_done, prompt=prompt, text=text)
+
+    def _beating(self) -> Callable[[], None]:
+        """Returns what to call between tokens: it shows from time to time that this worker is
+        alive."""
+        now = self._state.context.meter.now
+        beaten = now()
+
+        def call() -> None:
+            nonlocal beaten
+            self._client.check_in()
+            if now() - beaten >= BEAT_S:
+                self._state.context.channels.sink.emit(Beat())
+                beaten = now()
+
+        return call
