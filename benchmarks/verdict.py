@@ -29,7 +29,7 @@ from model_check.engine.training_run import TrainingRun
 from model_check.events import Break, Step, Vectors
 from model_check.forensics.fingerprint import eager_fingerprint
 from model_check.hooks.checksums import ChecksumLog, Checksums
-from model_check.hooks.fingerprints import Fingerprints, Prints
+from model_check.hooks.fingerprints import ChecksumVector, Fingerprints
 from model_check.train import StepContext, gather, train_step
 from model_check.utils.fingerprint import NUM_COLUMNS
 from tests.engine.conftest import VOCABULARY, FakeSource, Kept, bare_context, make_settings
@@ -102,7 +102,7 @@ class Tampered(Fingerprints):
         self.act("just behind the update", number)
         super().after(number)
 
-    def end_update(self, grad_norms: Tensor) -> Prints:
+    def end_update(self, grad_norms: Tensor) -> ChecksumVector:
         prints = super().end_update(grad_norms)
         self.act("before the next step", 0)
         return prints

@@ -2,7 +2,8 @@
 GPU, so that the GPU always has work."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -70,84 +71,68 @@ class StepResult:
     notes: dict[str, Tensor] = field(default_factory=dict)
     """What hooks took of the step, by the name of the hook; it comes to the host with the rest."""
 
+    def on_host(self) -> "StepResult":
+        """Returns a copy whose values are on their way to the host."""
+        values = {name: _on_host(v) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        notes = {name: _on_host(note) for name, note in self.notes.items()}
+        own = self.own
+        if own is not None:
+            own = replace(own, loss=_on_host(own.loss), bad_ranks=_on_host(own.bad_ranks))
+        return replace(self, **values, notes=notes, own=own)
+
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """A finished step's numbers, on the host."""
+    """A finished step's numbers, on the host once `done` is over."""
 
     data: StepData
     lr: float
-    loss: float
-    grad_norm: float
-    bad: bool
+    result: StepResult
     done: Moment
     """When its work was."""
-    overflow: bool = False
-    """Gradients are not finite in float16, and no weight has changed."""
-    loss_scale: float | None = None
-    grad_norms: Tensor | None = None
-    notes: dict[str, Tensor] = field(default_factory=dict)
-    own_loss: float | None = None
-    """This rank's share of the loss; None: it trains alone."""
-    bad_ranks: tuple[int, ...] = ()
-    """Those on which what is not finite began, as far as each one's own numbers tell."""
-    wait_ms: float | None = None
-    """How long this rank waited for the others; None: it trains alone."""
 
     @property
     def step(self) -> int:
         return self.data.step
 
-    @property
-    def busy_ms(self) -> float | None:
-        return self.data.busy.ms
+    @cached_property
+    def loss(self) -> float:
+        return float(self.result.loss)
 
-
-_NUM_SCALARS = 6
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A step whose numbers are on their way to the host."""
-
-    data: StepData
-    lr: float
-    values: Tensor
-    """loss, grad_norm, bad, overflow and loss scale (0 and 0 without one), own loss (0 where it
-    trains alone), bad ranks (none there), grad_norms"""
-    notes: dict[str, Tensor]
-    own: OwnShare | None
-    done: Moment
-    """After it they are there."""
-
-    def read(self, world: World) -> StepMetrics:
-        if isinstance(self.done, GpuMoment):
-            world.wait_for_event(self.done.event)
-        num_ranks = 0 if self.own is None else len(self.own.bad_ranks)
-        sizes = [_NUM_SCALARS, num_ranks, len(self.values) - _NUM_SCALARS - num_ranks]
-        scalars, of_ranks, grad_norms = torch.split(self.values, sizes)
-        loss, grad_norm, bad, overflow, loss_scale, own_loss = scalars.tolist()
-        return StepMetrics(
-            self.data,
-            self.lr,
-            loss,
-            grad_norm,
-            bad=bool(bad),
-            done=self.done,
-            overflow=bool(overflow),
-            loss_scale=loss_scale or None,
-            grad_norms=grad_norms,
-            notes=self.notes,
-            own_loss=None if self.own is None else own_loss,
-            bad_ranks=tuple(of_ranks.nonzero().flatten().tolist()),
-            wait_ms=self._wait_ms,
-        )
+    @cached_property
+    def grad_norm(self) -> float:
+        return float(self.result.grad_norm)
 
     @property
-    def _wait_ms(self) -> float | None:
-        if self.own is None:
+    def bad(self) -> bool:
+        return bool(self.result.bad)
+
+    @property
+    def overflow(self) -> bool:
+        """Gradients are not finite in float16, and no weight has changed."""
+        return self.result.overflow is not None and bool(self.result.overflow)
+
+    @property
+    def loss_scale(self) -> float | None:
+        return None if self.result.loss_scale is None else float(self.result.loss_scale)
+
+    @property
+    def own_loss(self) -> float | None:
+        """This rank's share of the loss; None: it trains alone."""
+        return None if self.result.own is None else float(self.result.own.loss)
+
+    @property
+    def bad_ranks(self) -> list[int]:
+        """Those on which what is not finite began, as far as each one's own numbers tell."""
+        own = self.result.own
+        return [] if own is None else own.bad_ranks.nonzero().flatten().tolist()
+
+    @property
+    def wait_ms(self) -> float | None:
+        """How long this rank waited for the others; None: it trains alone."""
+        if (own := self.result.own) is None:
             return None
-        of_sum = 0.0 if self.own.waited is None else self.own.waited.ms
+        of_sum = 0.0 if own.waited is None else own.waited.ms
         return self.data.wait_for_ranks_s * 1000 + of_sum
 
 
@@ -156,12 +141,14 @@ class AsyncMetrics:
 
     def __init__(self, lag: int, world: World = ALONE) -> None:
         self.lag, self._world = lag, world
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[StepMetrics] = deque()
 
     def push(self, data: StepData, lr: float, result: StepResult) -> list[StepMetrics]:
         """Take a step that was just enqueued; returns the metrics that are due now, oldest
         first."""
-        self._pending.append(_start_copy(data, lr, result))
+        device = result.loss.device
+        result = result.on_host() if device.type == "cuda" else result
+        self._pending.append(StepMetrics(data, lr, result, moment(device, awaited=True)))
         return self._read(keep=self.lag)
 
     def flush(self) -> list[StepMetrics]:
@@ -169,24 +156,11 @@ class AsyncMetrics:
         return self._read(keep=0)
 
     def _read(self, keep: int) -> list[StepMetrics]:
-        num_due = max(0, len(self._pending) - keep)
-        return [self._pending.popleft().read(self._world) for _ in range(num_due)]
-
-
-def _start_copy(data: StepData, lr: float, result: StepResult) -> _Pending:
-    loss, none = result.loss, torch.zeros_like(result.loss)
-    own_loss = None if result.own is None else result.own.loss
-    optional = (none if t is None else t for t in (result.overflow, result.loss_scale, own_loss))
-    scalars = [t.to(loss) for t in (loss, result.grad_norm, result.bad, *optional)]
-    bad_ranks = [] if result.own is None else [result.own.bad_ranks.to(loss)]
-    values = torch.cat([torch.stack(scalars), *bad_ranks, result.grad_norms.to(loss)])
-    notes = result.notes
-    if values.device.type != "cuda":
-        return _Pending(data, lr, values, notes, result.own, moment(values.device))
-    values = _on_host(values)
-    notes = {name: _on_host(note) for name, note in notes.items()}
-    done = moment(result.loss.device, awaited=True)
-    return _Pending(data, lr, values, notes, result.own, done)
+        due = [self._pending.popleft() for _ in range(len(self._pending) - keep)]
+        for metrics in due:
+            if isinstance(metrics.done, GpuMoment):
+                self._world.wait_for_event(metrics.done.event)
+        return due
 
 
 def _on_host(values: Tensor) -> Tensor:

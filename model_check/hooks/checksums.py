@@ -2,8 +2,8 @@
 whether the first step gives the same bits twice, and whether state stays as an update left it."""
 
 from collections import deque
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 import torch
@@ -16,7 +16,13 @@ from model_check.engine.state import TrainingState
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Dump, Kept, Vectors
 from model_check.hooks.evidence import EvidenceWriter
-from model_check.hooks.fingerprints import Entry, Fingerprints, Layout, Prints, with_audit
+from model_check.hooks.fingerprints import (
+    ChecksumIndex,
+    ChecksumKey,
+    ChecksumVector,
+    Fingerprints,
+    with_audit,
+)
 from model_check.hooks.hook import Hook, Loop
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.hooks.nonfinite import NonFiniteHandler
@@ -28,53 +34,23 @@ CHECKSUMS = "checksums"
 """The note of a step."""
 NUM_KEPT = 8
 """Steps whose vectors stay: more than workers may be apart."""
-_NUM_LAYOUTS = 1024
+_NUM_INDICES = 1024
 """A run needs a few for each slot of a rotation."""
 _PASSES = ("forward", "backward", "gradients")
 """What depends on weights and data alone."""
-_MODULUS = 1 << 64
-
-
-@dataclass(frozen=True)
-class StepPrints:
-    """A step's fingerprints, on the host."""
-
-    step: int
-    prints: Prints
-
-    @cached_property
-    def roll_ups(self) -> dict[str, str]:
-        return self.prints.layout.roll_ups(self.prints.values)
-
-    @cached_property
-    def values(self) -> dict[Entry, int]:
-        """Unsigned, in the order of the entries."""
-        numbers = self.prints.values.tolist()
-        return dict(zip(self.prints.layout.entries, (n % _MODULUS for n in numbers), strict=True))
-
-    def vectors(self) -> Vectors:
-        found: dict[str, dict[str, str]] = {}
-        for entry, value in self.values.items():
-            found.setdefault(entry.quantity, {})[entry.tensor] = f"{value:016x}"
-        sizes = {e.tensor: (e.num_values, e.num_bits) for e in self.values if e.num_bits}
-        return Vectors(step=self.step, fp=found, sizes=sizes)
-
-    def of(self, quantities: tuple[str, ...]) -> dict[Entry, int]:
-        return {e: value for e, value in self.values.items() if e.quantity in quantities}
 
 
 class ChecksumLog:
     """The fingerprints of one worker."""
 
     def __init__(self) -> None:
-        self._kept: deque[StepPrints] = deque(maxlen=NUM_KEPT)
-        self._first: dict[Entry, int] = {}
+        self._kept: deque[ChecksumVector] = deque(maxlen=NUM_KEPT)
+        self._first: dict[ChecksumKey, int] = {}
         """Of the first step, when it was computed before it."""
         self._of_first: tuple[str, float | None] = "", None
         """Its loss, exact, and the scale of that."""
-        self._left: StepPrints | None = None
+        self._left: ChecksumVector | None = None
         """What the last update left is among these."""
-        self._left_at: int | None = None
         self.repeated: bool | None = None
         """Whether the latest step, if it is the first, gave the same bits as before it."""
 
@@ -86,71 +62,71 @@ class ChecksumLog:
     @property
     def taken(self) -> str:
         """Which tensors the roll-ups cover."""
-        return self._kept[-1].prints.taken if self._kept else ""
+        return self._kept[-1].taken if self._kept else ""
 
-    def begin(self, prints: Prints, loss: float = 0.0, loss_scale: float | None = None) -> None:
-        """The state that the first step begins with, and both its passes, where they were computed
-        once before it: they gave this loss, of this rank, at this loss scale."""
-        self._left = _on_host(-1, replace(prints, layout=_as_left(prints.layout)))
+    def begin(
+        self, vector: ChecksumVector, loss: float = 0.0, loss_scale: float | None = None
+    ) -> None:
+        """`vector`: of the state that the first step begins with, and of both its passes, where
+        they were computed once before it: they gave this loss, of this rank, at this loss scale."""
+        index, values = _as_left(vector.index), vector.values.cpu()
+        self._left = replace(vector, index=index, values=values)
         self._first = self._left.of(_PASSES)
         self._of_first = loss.hex(), loss_scale
 
-    def take(self, metrics: StepMetrics, prints: Prints) -> None:
-        """A step that was just read; `prints`: of it, on the host."""
-        taken = StepPrints(metrics.step, prints)
+    def take(self, metrics: StepMetrics, vector: ChecksumVector) -> None:
+        """A step that was just read; `vector`: of it, on the host."""
         self.repeated = None
         # Where it overflowed it was trained again at a smaller scale.
         loss, scale = self._of_first
         is_same = self._first and metrics.loss_scale == scale
-        if is_same and self._changed(taken) is None:  # from the same state
+        if is_same and self._changed(vector) is None:  # from the same state
             own = metrics.loss if metrics.own_loss is None else metrics.own_loss
-            self.repeated = self._first == taken.of(_PASSES) and own.hex() == loss
+            self.repeated = self._first == vector.of(_PASSES) and own.hex() == loss
         self._first = {}
-        self._kept.append(taken)
+        self._kept.append(vector)
 
     def check(self) -> Break | None:
         """Whether the latest step found its state as the update before had left it."""
         if not self._kept:
             return None
-        taken = self._kept[-1]
-        found = self._changed(taken)
-        self._left, self._left_at = taken, taken.step
+        found = self._changed(self._kept[-1])
+        self._left = self._kept[-1]
         return found
 
-    def check_state(self, prints: Prints) -> Break | None:
+    def check_state(self, vector: ChecksumVector) -> Break | None:
         """The same for the state now, behind the latest step."""
-        if self._left_at is None:
+        if self._left is None or self._left.step < 0:
             return None
-        return self._changed(_on_host(self._left_at + 1, prints))
+        return self._changed(replace(vector, values=vector.values.cpu(), step=self._left.step + 1))
 
     def vectors(self, step: int) -> Vectors:
         """Without fingerprints where the step is not kept any more."""
-        found = next((taken for taken in reversed(self._kept) if taken.step == step), None)
-        return Vectors(step=step) if found is None else found.vectors()
+        found = (vector for vector in self._kept if vector.step == step)
+        return next((vector.as_event() for vector in found), Vectors(step=step))
 
     @property
     def last_vectors(self) -> Vectors | None:
         """Of the latest step; None: no fingerprints are taken."""
-        return self._kept[-1].vectors() if self._kept and self._kept[-1].values else None
+        return self._kept[-1].as_event() if self._kept and self._kept[-1].numbers else None
 
-    def _changed(self, taken: StepPrints) -> Break | None:
-        if self._left is None:
+    def _changed(self, now: ChecksumVector) -> Break | None:
+        if (left := self._left) is None:
             return None
-        left, now = self._left.prints, taken.prints
-        was, again = _taken_twice(left.layout, now.layout)
+        was, again = _taken_twice(left.index, now.index)
         changed = (left.values[was] != now.values[again]).nonzero().flatten().tolist()
         if not changed:
             return None
         first = changed[0]
-        entry = left.layout.entries[was[first]]
+        key = left.index.keys[was[first]]
         before, after = int(left.values[was[first]]), int(now.values[again[first]])
         return Break(
-            step=taken.step,
-            quantity=entry.quantity,
-            tensor=entry.tensor,
+            step=now.step,
+            quantity=key.quantity,
+            tensor=key.tensor,
             num_tensors=len(changed),
-            since=self._left_at,
-            found=flipped(before, after, entry.num_values, entry.num_bits),
+            since=None if left.step < 0 else left.step,
+            found=flipped(before, after, key.num_values, key.num_bits),
         )
 
 
@@ -288,8 +264,8 @@ class Checksums(Hook):
         None: never."""
         self._context, self._fingerprints, self._log = context, fingerprints, log
         self._state_check, self._audit_interval = state_check, audit_interval
-        self._audit: Prints | None = None
-        self._prints: dict[int, Prints] = {}
+        self._audit: ChecksumVector | None = None
+        self._vectors: dict[int, ChecksumVector] = {}
         """Of the steps whose numbers are on their way to the host."""
 
     def before_step(self, data: StepData) -> None:
@@ -299,18 +275,18 @@ class Checksums(Hook):
         self._fingerprints.begin_update()
 
     def after_update(self, data: StepData, result: StepResult) -> None:
-        prints, audit = self._fingerprints.end_update(result.grad_norms), self._audit
+        vector, audit = self._fingerprints.end_update(result.grad_norms), self._audit
         self._audit = None
-        self._prints[data.step] = prints if audit is None else with_audit(audit, prints)
-        result.notes[CHECKSUMS] = self._prints[data.step].values
+        self._vectors[data.step] = vector if audit is None else with_audit(audit, vector)
+        result.notes[CHECKSUMS] = self._vectors[data.step].values
 
     def on_result(self, metrics: StepMetrics) -> None:
-        prints = self._prints.pop(metrics.step)
-        self._log.take(metrics, replace(prints, values=metrics.notes[CHECKSUMS]))
+        vector, values = self._vectors.pop(metrics.step), metrics.result.notes[CHECKSUMS]
+        self._log.take(metrics, replace(vector, values=values, step=metrics.step))
         if metrics.bad:
             self._state_check.check_bad_step()
 
-    def _audited(self, data: StepData) -> Prints | None:
+    def _audited(self, data: StepData) -> ChecksumVector | None:
         """Where it is due, each rank computes the first one's micro-batch, alone: what a rank
         computes wrong would spread to all by the sum, and differ nowhere."""
         interval, world = self._audit_interval, self._context.world
@@ -323,25 +299,21 @@ class Checksums(Hook):
         return self._fingerprints.of_audit()
 
 
-def _on_host(step: int, prints: Prints) -> StepPrints:
-    return StepPrints(step, replace(prints, values=prints.values.cpu()))
-
-
-def _as_left(layout: Layout) -> Layout:
+def _as_left(index: ChecksumIndex) -> ChecksumIndex:
     """What an update begins with, as if one had left it."""
-    left = (replace(e, quantity=e.quantity.removeprefix(BEFORE)) for e in layout.entries)
-    return Layout(tuple(left))
+    left = (replace(key, quantity=key.quantity.removeprefix(BEFORE)) for key in index.keys)
+    return ChecksumIndex(tuple(left))
 
 
-@lru_cache(_NUM_LAYOUTS)
-def _taken_twice(left: Layout, now: Layout) -> tuple[Tensor, Tensor]:
+@lru_cache(_NUM_INDICES)
+def _taken_twice(left: ChecksumIndex, now: ChecksumIndex) -> tuple[Tensor, Tensor]:
     """The numbers of what an update left, and of the same tensors before the next one."""
-    places = {(entry.quantity, entry.tensor): number for number, entry in enumerate(left.entries)}
+    places = {(key.quantity, key.tensor): number for number, key in enumerate(left.keys)}
     pairs = [
         (places[place], number)
-        for number, entry in enumerate(now.entries)
-        if entry.quantity.startswith(BEFORE)
-        and (place := (entry.quantity.removeprefix(BEFORE), entry.tensor)) in places
+        for number, key in enumerate(now.keys)
+        if key.quantity.startswith(BEFORE)
+        and (place := (key.quantity.removeprefix(BEFORE), key.tensor)) in places
     ]
     was, again = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
     return was, again

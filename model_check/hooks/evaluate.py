@@ -13,7 +13,7 @@ from model_check.data.read.loader import Batch
 from model_check.engine.state import TrainingState
 from model_check.engine.uncompiled import is_compiled, untouched
 from model_check.events import BEAT_S, Beat, Evaluation
-from model_check.hooks.hook import Hook
+from model_check.hooks.hook import Periodic
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.hooks.save import Save
 from model_check.models.loss import IGNORED
@@ -21,7 +21,7 @@ from model_check.train import StepContext, on_device
 from model_check.utils.checkpoint_names import BEST
 
 
-class Evaluate(Hook):
+class Evaluate(Periodic):
     """Evaluates every split. Before `Save`: a checkpoint knows the best loss."""
 
     def __init__(
@@ -32,14 +32,12 @@ class Evaluate(Hook):
         client: SupervisorClient,
     ) -> None:
         training = state.settings.training
-        self._state, self._context, self._interval = state, context, training.eval_interval
-        self._save, self._client, self._saves_best = save, client, training.save_best
+        super().__init__(training.eval_interval)
+        self._state, self._context, self._client = state, context, client
+        self._save, self._saves_best = save, training.save_best
         self._splits = state.context.splits
         self._has_examples = state.settings.training.stage == "prompt_target"
         self._best_split = training.best_split or next(iter(self._splits), None)
-
-    def is_due(self, num_done: int) -> bool:
-        return self._interval is not None and num_done % self._interval == 0
 
     def between_steps(self, num_done: int) -> None:
         is_best = False
@@ -50,10 +48,6 @@ class Evaluate(Hook):
                     observer.on_evaluation(evaluation)
         if is_best and self._saves_best:
             self._save.save(BEST, num_done)
-
-    def finish(self, num_done: int, *, early: bool) -> None:
-        if not early and self._interval is not None and not self.is_due(num_done):
-            self.between_steps(num_done)
 
     def evaluate(self, num_done: int) -> Iterator[Evaluation]:
         """Yields each split's evaluation."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model_check.engine.optim import AdamW, Block
+from model_check.events import Vectors
 from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows, sent
 from model_check.forensics.shard import first_of, is_shared, own_values
 from model_check.models.basic_llama import BasicLlama
@@ -19,12 +20,13 @@ PART_VALUES = 1 << 26
 """A larger tensor is taken in parts, so that a slot can hold one of them."""
 _READS = 7
 """Of each parameter: its gradient, and its weight and moments before and after the update."""
-_NUM_LAYOUTS = 1024
+_NUM_INDICES = 1024
 """A run needs a few for each slot."""
+_MODULUS = 1 << 64
 
 
 @dataclass(frozen=True)
-class Entry:
+class ChecksumKey:
     """One fingerprint."""
 
     quantity: str
@@ -36,28 +38,28 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """Of what the numbers of a vector are the fingerprints. Equal to itself alone: many steps have
-    the same one, and what follows from it is computed once."""
+class ChecksumIndex:
+    """Names the numbers of a vector. Many steps share one, so it is compared by identity, and what
+    follows from it is computed once."""
 
-    entries: tuple[Entry, ...]
+    keys: tuple[ChecksumKey, ...]
 
     def roll_ups(self, values: Tensor) -> dict[str, str]:
         """One number for each quantity, 16 hex digits: the sum, modulo 2^64, of its fingerprints
-        times weights 0, 1, ... of splitmix64. `values`: int64 [entries], on the host."""
+        times weights 0, 1, ... of splitmix64. `values`: int64 [keys], on the host."""
         quantities, numbers, weights = self._rolling
         sums = torch.zeros(len(quantities), dtype=torch.int64)
         sums.index_add_(0, numbers, values * weights)
-        rolled = (f"{value % (1 << 64):016x}" for value in sums.tolist())
+        rolled = (f"{value % _MODULUS:016x}" for value in sums.tolist())
         return dict(zip(quantities, rolled, strict=True))
 
     @cached_property
     def _rolling(self) -> tuple[list[str], Tensor, Tensor]:
-        """The quantities, the number of each entry's, its weight among those of the same one."""
+        """The quantities, the number of each key's, its weight among those of the same one."""
         members: dict[str, list[int]] = {}
-        for number, entry in enumerate(self.entries):
-            members.setdefault(entry.quantity, []).append(number)
-        numbers = torch.empty(len(self.entries), dtype=torch.int64)
+        for number, key in enumerate(self.keys):
+            members.setdefault(key.quantity, []).append(number)
+        numbers = torch.empty(len(self.keys), dtype=torch.int64)
         weights = torch.empty_like(numbers)
         for number, own in enumerate(members.values()):
             numbers[own] = number
@@ -66,21 +68,44 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Prints:
-    """Fingerprints of a step."""
+class ChecksumVector:
+    """The fingerprints of a step."""
 
-    layout: Layout
+    index: ChecksumIndex
     values: Tensor
-    """int64 [entries]"""
+    """int64 [keys]"""
     taken: str = ""
     """Which state: before the update, and after it; `all`, or the number of a slot."""
+    step: int = -1
+    """-1: taken before the first one."""
+
+    @cached_property
+    def roll_ups(self) -> dict[str, str]:
+        """The values lie on the host here, and below."""
+        return self.index.roll_ups(self.values)
+
+    @cached_property
+    def numbers(self) -> dict[ChecksumKey, int]:
+        """Unsigned, in the order of the keys."""
+        values = (number % _MODULUS for number in self.values.tolist())
+        return dict(zip(self.index.keys, values, strict=True))
+
+    def of(self, quantities: tuple[str, ...]) -> dict[ChecksumKey, int]:
+        return {key: value for key, value in self.numbers.items() if key.quantity in quantities}
+
+    def as_event(self) -> Vectors:
+        found: dict[str, dict[str, str]] = {}
+        for key, value in self.numbers.items():
+            found.setdefault(key.quantity, {})[key.tensor] = f"{value:016x}"
+        sizes = {key.tensor: (key.num_values, key.num_bits) for key in self.numbers if key.num_bits}
+        return Vectors(step=self.step, fp=found, sizes=sizes)
 
 
 @dataclass(frozen=True)
 class _Part:
     """Of a tensor: what has one fingerprint."""
 
-    entry: Entry
+    key: ChecksumKey
     owner: int | None = None
     """The number of the parameter that it is of, or is a moment or the gradient of."""
     first: int = 0
@@ -90,7 +115,7 @@ class _Part:
 
     @property
     def end(self) -> int:
-        return self.first + self.entry.num_values
+        return self.first + self.key.num_values
 
 
 @dataclass(eq=False)
@@ -111,15 +136,15 @@ class _Selection:
         return [part.tensor for part in self.state]
 
     @cached_property
-    def left(self) -> Layout:
+    def left(self) -> ChecksumIndex:
         """By an update."""
-        return Layout(tuple(part.entry for part in self.state))
+        return ChecksumIndex(tuple(part.key for part in self.state))
 
     @cached_property
-    def before(self) -> Layout:
+    def before(self) -> ChecksumIndex:
         """The next one."""
-        entries = self.left.entries
-        return Layout(tuple(replace(e, quantity=BEFORE + e.quantity) for e in entries))
+        keys = self.left.keys
+        return ChecksumIndex(tuple(replace(e, quantity=BEFORE + e.quantity) for e in keys))
 
 
 @dataclass(frozen=True)
@@ -134,30 +159,57 @@ class _InBlock:
     """The first row of each in its part: of the gradients, of the tensors."""
 
 
-class _Cut:
-    """The gradients of one selection and the state of another, block by block."""
+class _BlockSums:
+    """The fingerprints of the gradients of one selection and of the state of another, block by
+    block: of what an update reads, or of what it leaves."""
 
     def __init__(
         self,
-        layout: Layout,
+        index: ChecksumIndex,
         parts: Sequence[_Part],
         blocks: Sequence[Block],
         device: torch.device,
+        fingerprint: Fingerprint,
     ) -> None:
-        """`layout`: of the parts, gradients first."""
-        self.layout = layout
-        self.rest = [part.tensor for part in parts if part.owner is None]
+        """`index`: of the parts, gradients first."""
+        self._index, self._fingerprint = index, fingerprint
+        self._rest = [part.tensor for part in parts if part.owner is None]
         """What belongs to no parameter."""
         numbers = [number for number, part in enumerate(parts) if part.owner is None]
-        self.blocks: dict[int, _InBlock] = {}
+        self._blocks: dict[int, _InBlock] = {}
         """By their numbers, those that hold something."""
         for block_number, block in enumerate(blocks):
             inside, own_numbers = _within(block, parts)
             if own_numbers:
-                self.blocks[block_number] = inside
+                self._blocks[block_number] = inside
                 numbers += own_numbers
-        self.numbers = sent(torch.tensor(numbers, dtype=torch.int64), device)
+        self._numbers = sent(torch.tensor(numbers, dtype=torch.int64), device)
         """Of the parts: whose sum each is a part of, the rest first, then block by block."""
+        self._sums: list[Tensor] = []
+        self._sums_of_rest = self._numbers[:0]
+
+    def begin(self) -> "_BlockSums":
+        self._sums = []
+        return self
+
+    def at_rest(self) -> None:
+        if self._rest:
+            self._sums_of_rest = self._of(self._rest, None)
+
+    def at_block(self, number: int, gradients: Sequence[Tensor] = ()) -> None:
+        if (inside := self._blocks.get(number)) is not None:
+            own = [gradients[which].view(-1)[values] for which, values in inside.gradients]
+            self._sums.append(self._of(own + inside.tensors, inside.rows))
+
+    def take(self) -> ChecksumVector:
+        """Returns the vector, when the rest and all blocks were looked at."""
+        sums = torch.cat([self._sums_of_rest, *self._sums])
+        values = sums.new_zeros(len(self._index.keys)).index_add_(0, self._numbers, sums)
+        return ChecksumVector(self._index, values)
+
+    @torch.no_grad()
+    def _of(self, tensors: Sequence[Tensor], rows: Sequence[int] | None) -> Tensor:
+        return self._fingerprint(tensors, rows)
 
 
 def _within(block: Block, parts: Sequence[_Part]) -> tuple[_InBlock, list[int]]:
@@ -173,40 +225,11 @@ def _within(block: Block, parts: Sequence[_Part]) -> tuple[_InBlock, list[int]]:
             continue
         numbers.append(number)
         inside.rows.append((first - part.first) // NUM_COLUMNS)
-        if part.entry.quantity == "gradients":
+        if part.key.quantity == "gradients":
             inside.gradients.append((which, slice(first - own.first, end - own.first)))
         else:
             inside.tensors.append(part.tensor[first - part.first : end - part.first])
     return inside, numbers
-
-
-class _Look:
-    """At what an update reads, or at what it leaves."""
-
-    def __init__(self, cut: _Cut, fingerprint: Fingerprint) -> None:
-        self._cut = cut
-        self._fingerprint = fingerprint
-        self._sums: list[Tensor] = []
-
-    def at_rest(self) -> None:
-        self._sums.insert(0, self._of(self._cut.rest, None))
-
-    def at_block(self, number: int, gradients: Sequence[Tensor] = ()) -> None:
-        if (inside := self._cut.blocks.get(number)) is not None:
-            own = [gradients[which].view(-1)[values] for which, values in inside.gradients]
-            self._sums.append(self._of(own + inside.tensors, inside.rows))
-
-    def found(self) -> Prints:
-        """The rest, and all blocks, were looked at."""
-        sums, numbers = torch.cat(self._sums), self._cut.numbers
-        values = sums.new_zeros(len(self._cut.layout.entries)).index_add_(0, numbers, sums)
-        return Prints(self._cut.layout, values)
-
-    @torch.no_grad()
-    def _of(self, tensors: Sequence[Tensor], rows: Sequence[int] | None) -> Tensor:
-        if not tensors:
-            return self._cut.numbers[:0]
-        return self._fingerprint(tensors, rows)
 
 
 @dataclass
@@ -254,7 +277,7 @@ class Fingerprints:
         self._all = _merged(units) if budget_bytes != 0 else _Selection()
         self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
         names = list(optimizer.named) if self.are_taken else []
-        self._norms = Layout(tuple(Entry("grad_norms", name, 1, 0) for name in names))
+        self._norms = ChecksumIndex(tuple(ChecksumKey("grad_norms", name, 1, 0) for name in names))
         self._named = optimizer.named
         self._last_step = last_step
         self._step: int | None = None
@@ -263,8 +286,8 @@ class Fingerprints:
         self._left: _Selection | None = None
         """What this one did; a step that overflows in float16 is trained again."""
         self._selection, self._flow = self._all, _Flow()
-        self._cuts: dict[tuple[_Selection | None, _Selection], _Cut] = {}
-        self._before, self._after = self._looks()
+        self._made: dict[tuple[_Selection | None, _Selection], _BlockSums] = {}
+        self._before, self._after = self._sums_of_update()
 
     @property
     def are_taken(self) -> bool:
@@ -306,7 +329,7 @@ class Fingerprints:
 
     def begin_update(self) -> None:
         """The gradients are whole. What belongs to no parameter is looked at now."""
-        self._before, self._after = self._looks()
+        self._before, self._after = self._sums_of_update()
         self._before.at_rest()
 
     def before(self, number: int, gradients: Sequence[Tensor]) -> None:
@@ -316,30 +339,30 @@ class Fingerprints:
     def after(self, number: int) -> None:
         self._after.at_block(number)
 
-    def end_update(self, grad_norms: Tensor) -> Prints:
+    def end_update(self, grad_norms: Tensor) -> ChecksumVector:
         """All of the step: of both passes, of the state before the update, of each gradient's norm,
         which is there in any case, and of what the update left."""
         self._after.at_rest()
         self._left = self._selection
-        before, after = self._before.found(), self._after.found()
-        norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.entries)]
+        before, after = self._before.take(), self._after.take()
+        norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.keys)]
         norms = norms.to(self._device)
-        joined = _joined(self._of_flow(), before, Prints(self._norms, norms), after)
+        joined = _joined(self._of_flow(), before, ChecksumVector(self._norms, norms), after)
         held = self._held or self._all
         taken = f"{held.name}, {self._left.name} of {self.num_slots}" if self.are_taken else ""
         if taken and self._shard:
             taken = f"shard {self._shard}: {taken}"
         return replace(joined, taken=taken)
 
-    def of_passes(self) -> Prints:
+    def of_passes(self) -> ChecksumVector:
         """Of both passes and of the state, where no update follows."""
         self.begin_update()
         for number, block in enumerate(self._blocks):
             self.before(number, block.gradients())
-        return _joined(self._of_flow(), self._before.found())
+        return _joined(self._of_flow(), self._before.take())
 
     @torch.no_grad()
-    def of_audit(self) -> Prints:
+    def of_audit(self) -> ChecksumVector:
         """Of the gradients that are there, all of them, in the order of computation."""
         views = {
             part: owner.grad.view(-1)[values]
@@ -347,50 +370,50 @@ class Fingerprints:
             if owner.grad is not None
             for part, values in _parts(name, owner)
         }
-        entries = tuple(_entry("audit", part, view) for part, view in views.items())
-        return Prints(_layout(entries), self._sums(list(views.values())))
+        keys = tuple(_key("audit", part, view) for part, view in views.items())
+        return ChecksumVector(_index(keys), self._sums(list(views.values())))
 
     @torch.no_grad()
-    def of_state_now(self) -> Prints:
+    def of_state_now(self) -> ChecksumVector:
         """What the last update left a fingerprint of is taken again; at first, all."""
         held = self._left or self._all
-        return Prints(held.before, self._sums(held.tensors))
+        return ChecksumVector(held.before, self._sums(held.tensors))
 
-    def _looks(self) -> tuple[_Look, _Look]:
+    def _sums_of_update(self) -> tuple[_BlockSums, _BlockSums]:
         """Before the update, and after it."""
-        before = self._cut(self._selection, self._held or self._all)
-        after = self._cut(None, self._selection)
-        return _Look(before, self._fingerprint), _Look(after, self._fingerprint)
+        before = self._block_sums(self._selection, self._held or self._all)
+        return before, self._block_sums(None, self._selection)
 
-    def _cut(self, gradients_of: _Selection | None, state_of: _Selection) -> _Cut:
+    def _block_sums(self, gradients_of: _Selection | None, state_of: _Selection) -> _BlockSums:
         """Gradients in the order in which they are computed, and the state before the update; None:
         the state that it leaves."""
         key = gradients_of, state_of
-        if key not in self._cuts:
+        if key not in self._made:
             gradients = [] if gradients_of is None else [*reversed(gradients_of.gradients)]
-            layout = state_of.left
+            index = state_of.left
             if gradients_of is not None:
-                of_gradients = Layout(tuple(part.entry for part in gradients))
-                layout = _joined_layout(of_gradients, state_of.before)
+                of_gradients = ChecksumIndex(tuple(part.key for part in gradients))
+                index = _joined_index(of_gradients, state_of.before)
             parts = [*gradients, *state_of.state]
-            self._cuts[key] = _Cut(layout, parts, self._blocks, self._device)
-        return self._cuts[key]
+            made = _BlockSums(index, parts, self._blocks, self._device, self._fingerprint)
+            self._made[key] = made
+        return self._made[key].begin()
 
     @torch.no_grad()
     def _take(self, quantity: str, site: int, first_row: int, x_BTE: Tensor) -> None:
         self._flow.sums[quantity, site].append(self._fingerprint([x_BTE], [first_row]))
 
-    def _of_flow(self) -> Prints:
-        entries = tuple(self._entry_of_site(*place) for place in self._flow.sums)
+    def _of_flow(self) -> ChecksumVector:
+        keys = tuple(self._key_of_site(*place) for place in self._flow.sums)
         sums = [torch.cat(of_site) for of_site in self._flow.sums.values()]
-        return Prints(_layout(entries), torch.stack(sums).sum(1) if sums else self._sums([]))
+        return ChecksumVector(_index(keys), torch.stack(sums).sum(1) if sums else self._sums([]))
 
-    def _entry_of_site(self, quantity: str, site: int) -> Entry:
+    def _key_of_site(self, quantity: str, site: int) -> ChecksumKey:
         """Each micro-batch begins a row. A large one is not searched for a bit: that takes long."""
         num_values, num_bits = self._flow.sizes[site]
         rows = -(-num_values // NUM_COLUMNS) * self._flow.micro_batch
         num_bits = num_bits if rows * NUM_COLUMNS <= PART_VALUES else 0
-        return Entry(quantity, self._sites[site], rows * NUM_COLUMNS, num_bits)
+        return ChecksumKey(quantity, self._sites[site], rows * NUM_COLUMNS, num_bits)
 
     def _sums(self, tensors: Sequence[Tensor]) -> Tensor:
         if not tensors:
@@ -398,24 +421,24 @@ class Fingerprints:
         return self._fingerprint(tensors)
 
 
-def with_audit(audit: Prints, prints: Prints) -> Prints:
+def with_audit(audit: ChecksumVector, vector: ChecksumVector) -> ChecksumVector:
     """What the step took, and what was computed before it."""
-    return replace(_joined(audit, prints), taken=prints.taken)
+    return replace(_joined(audit, vector), taken=vector.taken)
 
 
-def _joined(*prints: Prints) -> Prints:
-    layout = _joined_layout(*(own.layout for own in prints))
-    return Prints(layout, torch.cat([own.values for own in prints]))
+def _joined(*prints: ChecksumVector) -> ChecksumVector:
+    index = _joined_index(*(own.index for own in prints))
+    return ChecksumVector(index, torch.cat([own.values for own in prints]))
 
 
-@lru_cache(_NUM_LAYOUTS)
-def _joined_layout(*layouts: Layout) -> Layout:
-    return Layout(tuple(entry for layout in layouts for entry in layout.entries))
+@lru_cache(_NUM_INDICES)
+def _joined_index(*indices: ChecksumIndex) -> ChecksumIndex:
+    return ChecksumIndex(tuple(key for index in indices for key in index.keys))
 
 
-@lru_cache(_NUM_LAYOUTS)
-def _layout(entries: tuple[Entry, ...]) -> Layout:
-    return Layout(entries)
+@lru_cache(_NUM_INDICES)
+def _index(keys: tuple[ChecksumKey, ...]) -> ChecksumIndex:
+    return ChecksumIndex(keys)
 
 
 def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
@@ -425,18 +448,18 @@ def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]
     buffers = [(n, buffer) for n, buffer in model.named_buffers() if buffer.device == device]
     others = [("weights", name, buffer) for name, buffer in buffers]
     others += [("exp_avg", name, scalar) for name, scalar in optimizer.scalars.items()]
-    state = [_Part(_entry(kind, name, tensor), tensor=tensor) for kind, name, tensor in others]
+    state = [_Part(_key(kind, name, tensor), tensor=tensor) for kind, name, tensor in others]
     yield _Selection(state=state, num_bytes=2 * sum(part.tensor.nbytes for part in state))
     for number, (name, parameter) in enumerate(optimizer.named.items()):
         moments = {kind: of_all[number] for kind, of_all in optimizer.moments.items()}
         tensors = {"weights": optimizer.weights[number]} | moments
         for part, values in _parts(name, parameter):
             views = {kind: tensor.view(-1)[values] for kind, tensor in tensors.items()}
-            gradient = _entry("gradients", part, views["weights"])
+            gradient = _key("gradients", part, views["weights"])
             yield _Selection(
                 gradients=[_Part(gradient, number, values.start)],
                 state=[
-                    _Part(_entry(kind, part, view), number, values.start, view)
+                    _Part(_key(kind, part, view), number, values.start, view)
                     for kind, view in views.items()
                 ],
                 num_bytes=_READS * views["weights"].nbytes,
@@ -452,8 +475,8 @@ def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, slice]]:
         yield name if is_whole else f"{name}[{place + first}:{place + end}]", slice(first, end)
 
 
-def _entry(quantity: str, name: str, tensor: Tensor) -> Entry:
-    return Entry(quantity, name, tensor.numel(), 8 * tensor.element_size())
+def _key(quantity: str, name: str, tensor: Tensor) -> ChecksumKey:
+    return ChecksumKey(quantity, name, tensor.numel(), 8 * tensor.element_size())
 
 
 def _merged(units: Iterable[_Selection]) -> _Selection:

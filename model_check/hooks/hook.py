@@ -61,6 +61,21 @@ class Hook:
         """The run is over, however it ended; in reverse order of the list."""
 
 
+class Periodic(Hook):
+    """A hook whose work is due every so many steps, and once more at the end."""
+
+    def __init__(self, interval: int | None) -> None:
+        """None: never."""
+        self._interval = interval
+
+    def is_due(self, num_done: int) -> bool:
+        return self._interval is not None and num_done % self._interval == 0
+
+    def finish(self, num_done: int, *, early: bool) -> None:
+        if not early and self._interval is not None and not self.is_due(num_done):
+            self.between_steps(num_done)
+
+
 class RunObserver(Hook):
     """A hook that follows a run: its log, TensorBoard, a profiler. It hears of finite steps
     only."""

@@ -128,10 +128,11 @@ class NonFiniteHandler(Hook):
         does so, too: the rank on which it began reports it. Where it began on none, as in a sum
         that is too large or that went wrong on this rank alone, each rank that has it does. Raises
         PeerLost."""
-        world, ranks, what = self._context.world, metrics.bad_ranks, "loss or gradients of rank {}"
+        world, ranks = self._context.world, metrics.bad_ranks
+        what = "loss or gradients of rank {}"
         states = self._states()
         if any(states):
-            ranks = tuple(rank for rank, state in enumerate(states) if state)
+            ranks = [rank for rank, state in enumerate(states) if state]
             what = "weights on rank {} had changed, or"
         if not ranks or world.rank in ranks:
             return
@@ -183,7 +184,7 @@ class NonFiniteHandler(Hook):
         )
 
     def _first_site(self, metrics: StepMetrics) -> NonFiniteSite | None:
-        return self._monitor.first_bad(metrics.notes[SITES])
+        return self._monitor.first_bad(metrics.result.notes[SITES])
 
     def _elsewhere(self, metrics: StepMetrics, own: Sequence[BadTensor]) -> list[str]:
         """Names the parameters whose gradients are not finite in the shards of other ranks

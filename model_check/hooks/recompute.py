@@ -52,7 +52,7 @@ def noted_origin(
 
 def bad_norms(metrics: StepMetrics) -> list[int]:
     """The numbers of the gradients whose norms were not finite."""
-    norms = [] if metrics.grad_norms is None else metrics.grad_norms.tolist()
+    norms = metrics.result.grad_norms.tolist()
     return [number for number, norm in enumerate(norms) if not math.isfinite(norm)]
 
 

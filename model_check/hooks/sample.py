@@ -6,31 +6,24 @@ from model_check.engine.run_context import Prompts
 from model_check.engine.state import TrainingState
 from model_check.engine.uncompiled import uncompiled, untouched
 from model_check.events import BEAT_S, Beat, Sample
-from model_check.hooks.hook import Hook
+from model_check.hooks.hook import Periodic
 from model_check.hooks.lockstep import SupervisorClient
 
 
-class MakeSamples(Hook):
+class MakeSamples(Periodic):
     """Makes a sample for each prompt."""
 
     def __init__(
         self, state: TrainingState, prompts: Prompts | None, client: SupervisorClient
     ) -> None:
+        super().__init__(state.settings.training.sample_interval if prompts else None)
         self._state, self._prompts, self._client = state, prompts, client
-        self._interval = state.settings.training.sample_interval if prompts else None
-
-    def is_due(self, num_done: int) -> bool:
-        return self._interval is not None and num_done % self._interval == 0
 
     def between_steps(self, num_done: int) -> None:
         with self._state.phase("eval"):
             samples = list(self.samples(num_done))
             for observer in self._state.observers:
                 observer.on_samples(samples)
-
-    def finish(self, num_done: int, *, early: bool) -> None:
-        if not early and self._interval is not None and not self.is_due(num_done):
-            self.between_steps(num_done)
 
     def samples(self, num_done: int) -> Iterator[Sample]:
         """Yields those of the first rank, for which all of them wait, a prompt at a time."""

@@ -12,7 +12,7 @@ from model_check.engine.state import TrainingState
 from model_check.errors import BrokenStateError, NonFiniteError, PeerLost
 from model_check.events import Phase
 from model_check.hooks.evidence import EvidenceWriter
-from model_check.hooks.hook import Hook, Loop
+from model_check.hooks.hook import Loop, Periodic
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.utils.checkpoint_names import ERROR, LAST
 from model_check.utils.words import first_line
@@ -23,7 +23,7 @@ _LEFT_ALONE = (torch.AcceleratorError, BrokenPipeError)
 """A GPU that fails for good must not be asked for anything; a reader that is gone is no error."""
 
 
-class Save(Hook):
+class Save(Periodic):
     """Behind all that a checkpoint holds."""
 
     def __init__(
@@ -35,6 +35,7 @@ class Save(Hook):
         check_state: Callable[[], None],
     ) -> None:
         """`check_state` raises where the state is not to be saved."""
+        super().__init__(state.settings.training.save_interval)
         self._state, self._saver, self._evidence = state, saver, evidence
         self._client, self._check_state = client, check_state
         self._saves_last = state.settings.training.save_last
@@ -44,9 +45,6 @@ class Save(Hook):
 
     def on_result(self, _metrics: object) -> None:
         self._saver.check()
-
-    def is_due(self, num_done: int) -> bool:
-        return self._saver.due(num_done)
 
     def between_steps(self, num_done: int) -> None:
         self.save(step_name(num_done), num_done)

@@ -18,7 +18,7 @@ from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
 from model_check.hooks import fingerprints
 from model_check.hooks.checksums import ChecksumLog, Checksums
-from model_check.hooks.fingerprints import Entry, Layout, Prints
+from model_check.hooks.fingerprints import ChecksumIndex, ChecksumKey, ChecksumVector
 from model_check.hooks.hook import RunObserver
 from model_check.utils.fingerprint import QUANTITIES, weight
 from tests.engine.conftest import Run, trace_alone
@@ -78,20 +78,20 @@ def test_what_flows_is_taken_however_it_is_computed(
 
 
 def test_a_roll_up_is_one_number_for_a_quantity() -> None:
-    entries = [Entry("weights", name, 9, 32) for name in "abc"]
-    layout = Layout((entries[0], Entry("forward", "norm", 9, 32), *entries[1:]))
+    entries = [ChecksumKey("weights", name, 9, 32) for name in "abc"]
+    index = ChecksumIndex((entries[0], ChecksumKey("forward", "norm", 9, 32), *entries[1:]))
     values = torch.tensor([-5, 7, 1 << 62, 3])
     rolled = {
         "weights": -5 * weight(0) + (1 << 62) * weight(1) + 3 * weight(2),
         "forward": 7 * weight(0),
     }
     wanted = {quantity: f"{value % (1 << 64):016x}" for quantity, value in rolled.items()}
-    assert layout.roll_ups(values) == wanted
-    assert list(layout.roll_ups(values)) == ["weights", "forward"]
+    assert index.roll_ups(values) == wanted
+    assert list(index.roll_ups(values)) == ["weights", "forward"]
     for number in range(4):
         changed = values.clone()
         changed[number] ^= 1 << 61
-        assert layout.roll_ups(changed) != wanted
+        assert index.roll_ups(changed) != wanted
 
 
 def test_off_tells_none_and_computes_nothing_twice(tiny_run: MakeRun) -> None:
@@ -264,9 +264,9 @@ def test_a_loss_that_its_rehearsal_did_not_give_does_not_repeat_itself(
     """Passes and gradients are those of the rehearsal; the number alone is wrong."""
     take = ChecksumLog.take
 
-    def erring(log: ChecksumLog, metrics: StepMetrics, prints: Prints) -> None:
-        wrong = replace(metrics, loss=metrics.loss + 2**-18)
-        take(log, wrong if metrics.step == 0 else metrics, prints)
+    def erring(log: ChecksumLog, metrics: StepMetrics, vector: ChecksumVector) -> None:
+        wrong = replace(metrics, result=replace(metrics.result, loss=metrics.result.loss + 2**-18))
+        take(log, wrong if metrics.step == 0 else metrics, vector)
 
     monkeypatch.setattr(ChecksumLog, "take", erring)
     run = tiny_run()()

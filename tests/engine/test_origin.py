@@ -13,7 +13,7 @@ from torch import nn
 from model_check.config.drill import Drill, check_name
 from model_check.config.shape import parameters
 from model_check.engine.checkpoint import set_earlier_aside
-from model_check.engine.results import StepMetrics
+from model_check.engine.results import StepMetrics, StepResult
 from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, NonFinite
 from model_check.forensics.scan import BadTensor, counted
@@ -349,7 +349,8 @@ def test_the_repeat_computes_the_step(tiny_run: MakeRun) -> None:
     data = gather(FakeSource().batches(), 0, 2, torch.device("cpu"))
     accumulate(context, data)
     before = [gradient.clone() for gradient in state.optimizer.gradients()]
-    metrics = StepMetrics(data, 0.1, 1.0, 1.0, bad=True, done=0.0)
+    one = torch.ones(())
+    metrics = StepMetrics(data, 0.1, StepResult(one, one, one.bool(), one), done=0.0)
     repeated = repeated_origin(context, metrics)
     assert repeated == (None, False)
     torch.testing.assert_close(state.optimizer.gradients(), before, rtol=1e-5, atol=1e-7)

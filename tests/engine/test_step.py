@@ -163,9 +163,9 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attent
     (last,) = reader.flush()
     assert not last.bad
     gates = optimizer.gates()
-    assert (gates is None) == ("gates" not in last.notes) == (attention == "full")
+    assert (gates is None) == ("gates" not in last.result.notes) == (attention == "full")
     if gates is not None:
-        assert torch.equal(last.notes["gates"], gates.cpu())
+        assert torch.equal(last.result.notes["gates"], gates.cpu())
 
 
 def fp16(tiny_run: MakeRun, **changes: Any) -> Run:

@@ -115,7 +115,7 @@ def test_a_step_takes_the_time_to_its_end_not_to_its_reading(
 ) -> None:
     """A GPU's numbers are read late: the first step's when the second has begun."""
     ends = itertools.count(1.0)
-    monkeypatch.setattr(results, "moment", lambda device: next(ends))
+    monkeypatch.setattr(results, "moment", lambda device, awaited: next(ends))
     monkeypatch.setattr(progress, "moment", lambda device: 0.0)
     run = tiny_run(lag=lag)()
     assert [step.ms for step in run.kept.steps()] == [1000.0] * 4

@@ -27,10 +27,10 @@ class DetailLog(RunObserver):
 
     def on_result(self, metrics: StepMetrics) -> None:
         step = metrics.step
-        if metrics.grad_norms is None or (step % self._log_interval and step + 1 < self._max_steps):
+        if step % self._log_interval and step + 1 < self._max_steps:
             return
         memory, peak = current_memory_bytes() / 2**30, peak_memory_bytes() / 2**30
-        norms = self._norms(metrics.grad_norms)
+        norms = self._norms(metrics.result.grad_norms)
         self._say(
             f"Details [{step}/{self._max_steps}] | "
             f"Tokens/s: {metrics.data.num_positions / self._meter.seconds:,.0f} | "

@@ -105,7 +105,7 @@ class ScalarLog(RunObserver):
 
     def _report(self, step: StepMetrics) -> dict[str, float]:
         """Emits what was measured, and returns it for the writers, if there are any."""
-        rate, gates = self._lately.tokens_per_s, step.notes.get(GATES)
+        rate, gates = self._lately.tokens_per_s, step.result.notes.get(GATES)
         metrics = Metrics(
             step=step.step,
             tokens_per_s=rate,

@@ -29,7 +29,7 @@ class StepLog(RunObserver):
 
     def on_result(self, metrics: StepMetrics) -> None:
         step, loss, grad_norm, lr = metrics.step, metrics.loss, metrics.grad_norm, metrics.lr
-        busy_ms = metrics.busy_ms
+        busy_ms = metrics.data.busy.ms
         event = Step(
             step=step,
             loss=loss.hex(),

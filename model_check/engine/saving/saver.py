@@ -73,7 +73,7 @@ class Saver:
         self._tensors = state.sharded
         self._together = _together(context) if state.sharded else None
         self._kernel = kernel
-        self._interval, self._keep_last = training.save_interval, training.keep_last
+        self._keep_last = training.keep_last
         # On a CPU the copy and its thread cost training as much as they save (docs/log.md).
         on_gpu = context.device.type != "cpu"
         self._in_thread = on_gpu if training.async_save is None else training.async_save
@@ -118,9 +118,6 @@ class Saver:
         """Take over the files that the resumed run had kept, if they lie here and are its own."""
         paths = [self.directory / name for name in dict.fromkeys(kept) if Path(name).name == name]
         self._kept = [path for path in paths if steps_of(path) is not None and self._is_own(path)]
-
-    def due(self, num_done: int) -> bool:
-        return self._interval is not None and num_done % self._interval == 0
 
     def check(self) -> None:
         """Raises the error of a write that has failed since the last call, whatever it is."""

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from model_check.config.flops import FlopsPerToken
 from model_check.config.schema import LoggingSettings
 from model_check.engine.metrics import Meter
 from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.observe.scalars import ScalarLog
-from model_check.engine.results import StepData, StepMetrics
+from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics, Note, Sample, Telemetry, encode
@@ -36,7 +37,8 @@ class Written:
 
 def reading(step: int, wait_s: float = 0.0) -> StepMetrics:
     data = StepData(step, [], num_positions=1000, num_targets=1000, wait_s=wait_s)
-    return StepMetrics(data, lr=0.5, loss=2.0, grad_norm=1.0, bad=False, done=0.0)
+    one = torch.ones(())
+    return StepMetrics(data, 0.5, StepResult(2 * one, one, one < 0, one[None]), done=0.0)
 
 
 def metrics(kept: Kept) -> list[Metrics]:
