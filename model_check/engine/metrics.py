@@ -1,8 +1,6 @@
 """Progress, speed and memory of a run. No torch: a run that never trained reports them, too."""
 
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +63,6 @@ class Meter:
     the time from the end of the one before to its own, on a GPU by the GPU's clock: the host looks
     late, and not always equally late."""
 
-    now: Callable[[], float] = time.monotonic
     num_steps: int = 0
     loss_first: float | None = None
     loss_last: float | None = None

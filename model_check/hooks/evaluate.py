@@ -2,8 +2,8 @@
 
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from model_check.data.read.loader import Batch
 from model_check.engine.state import TrainingState
 from model_check.engine.uncompiled import is_compiled, untouched
-from model_check.events import BEAT_S, Beat, Evaluation
+from model_check.events import Evaluation
 from model_check.hooks.hook import Periodic
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.hooks.save import Save
@@ -55,41 +55,42 @@ class Evaluate(Periodic):
             yield self._noted(self._evaluate(name, batches(), num_done))
 
     def _evaluate(self, name: str, batches: Iterable[Batch], num_done: int) -> Evaluation:
-        now = self._state.context.meter.now
-        started = beaten = now()
-        counts = _Counts(torch.zeros((), dtype=torch.float64, device=self._context.device))
+        started = time.monotonic()
+        loss = torch.zeros((), dtype=torch.float64, device=self._context.device)
+        counts = torch.zeros(4, dtype=torch.int64)
         world, model = self._context.world, self._state.model
         # One forward context for all batches: no weight changes, and none is cast again.
         with untouched(model), world.computing(), self._context.forward_context():
             for batch in world.in_step(batches):
                 self._client.check_in()
-                found = self._of_batch(batch or self._empty_batch())
+                own_loss, own_counts = self._of_batch(batch or self._empty_batch())
                 if batch is not None:
-                    counts.add(found)
-                if now() - beaten >= BEAT_S:
-                    self._state.context.channels.sink.emit(Beat())
-                    beaten = now()
+                    loss += own_loss
+                    counts += own_counts
         world.settle(model)
         world.meet(self._client.check_in)
-        sums = world.summed(counts.told())
+        # float64 holds each count exactly.
+        sums = world.summed(torch.cat([loss[None], counts.to(loss)]))
         world.wait_for_device()
-        return _evaluation(num_done, name, sums, now() - started)
+        return _evaluation(num_done, name, sums, time.monotonic() - started)
 
     def _empty_batch(self) -> Batch:
         """Of no targets: for a rank that has no more, and computes with those that have."""
         tokens = torch.zeros(1, self._state.settings.training.context_length, dtype=torch.int64)
         return Batch(tokens, torch.full_like(tokens, IGNORED))
 
-    def _of_batch(self, batch: Batch) -> "_Counts":
+    def _of_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns the summed loss, a scalar, and int64 [4] on the CPU: its targets, those that are
+        the likeliest token, its examples, those of which each target is."""
         num_targets = int((batch.targets != IGNORED).sum())
         tensors = self._whole(on_device(batch, self._context.device))
         if not self._has_examples:
-            return _Counts(self._state.model(*tensors), num_targets)
+            return self._state.model(*tensors), torch.tensor([num_targets, 0, 0, 0])
         loss, hits = self._state.model.scored(*tensors)
         hits = hits[: len(batch.inputs)]
         self._state.context.world.wait_for_device()
         num_examples, num_exact = _examples_of(batch, hits.cpu())
-        return _Counts(loss, num_targets, int(hits.sum()), num_examples, num_exact)
+        return loss, torch.tensor([num_targets, int(hits.sum()), num_examples, num_exact])
 
     def _whole(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Filled up with rows that do not count, where another number of rows would be compiled
@@ -115,32 +116,8 @@ class Evaluate(Periodic):
         return msgspec.structs.replace(evaluation, best=True)
 
 
-@dataclass
-class _Counts:
-    """What an evaluation adds up."""
-
-    loss: Tensor
-    """A sum, float64."""
-    num_targets: int = 0
-    num_hits: int = 0
-    num_examples: int = 0
-    num_exact: int = 0
-
-    def add(self, other: "_Counts") -> None:
-        self.loss += other.loss
-        self.num_targets += other.num_targets
-        self.num_hits += other.num_hits
-        self.num_examples += other.num_examples
-        self.num_exact += other.num_exact
-
-    def told(self) -> Tensor:
-        """float64, which holds each count exactly."""
-        counts = (self.num_targets, self.num_hits, self.num_examples, self.num_exact)
-        return torch.stack([self.loss, *map(self.loss.new_tensor, counts)])
-
-
 def _evaluation(step: int, split: str, sums: Tensor, seconds: float) -> Evaluation:
-    """`sums`: of all ranks, as `_Counts.told`."""
+    """`sums`: of all ranks, float64 [5]: the loss, and the counts of `_of_batch`."""
     total, *counts = sums.tolist()  # sync
     num_targets, num_hits, num_examples, num_exact = map(int, counts)
     loss = total / max(1, num_targets)

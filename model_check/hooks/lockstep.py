@@ -48,6 +48,8 @@ class SupervisorClient:
         self.num_done = 0
         """Steps that the state has behind it."""
         self._is_finished = False
+        self._beat_at = time.monotonic()
+        """When `check_in` showed a sign of life."""
         self._dumps: list[Dump] = []
         """What is to be kept, and is not yet: each of another fault."""
 
@@ -95,9 +97,13 @@ class SupervisorClient:
         self.serve()
 
     def check_in(self) -> None:
-        """Serve, between two pieces of long work. Raises Terminated if a signal has come."""
+        """Serve, between two pieces of long work, and show from time to time that this worker is
+        alive. Raises Terminated if a signal has come."""
         self._stop.check()
         self.serve()
+        if time.monotonic() - self._beat_at >= BEAT_S:
+            self._beat_at = time.monotonic()
+            self._sink.emit(Beat())
 
     def _hear(self) -> None:
         for command in self._sink.commands():

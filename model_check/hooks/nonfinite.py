@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import NoReturn
 
 from torch import Tensor
@@ -25,7 +24,7 @@ from model_check.hooks.evidence import EvidenceWriter
 from model_check.hooks.hook import Hook
 from model_check.hooks.inject import Injector
 from model_check.hooks.recompute import bad_norms, bad_state, noted_origin, repeated_origin
-from model_check.hooks.site_monitor import NonFiniteSite, SiteMonitor
+from model_check.hooks.site_monitor import SiteMonitor
 from model_check.train import StepContext
 from model_check.utils.words import first_line
 
@@ -86,10 +85,7 @@ class NonFiniteHandler(Hook):
             bad, found = self._repeat(bad, metrics)
         names = self._names(bad, metrics)
         self._report(bad, names)
-        kept = (*self._save(bad, names, found), *dumped)
-        for line in (module_line(bad), *kept, *self._advice(bad)):
-            self._state.context.channels.say_own(line)
-        raise NonFiniteError(summary(bad))
+        self._end(bad, module_line(bad), *self._save(bad, names, found), *dumped)
 
     def check_weights(self) -> None:
         """An update can spoil the weights although the step's loss and gradients are finite. Raises
@@ -109,13 +105,10 @@ class NonFiniteHandler(Hook):
         )
         names = [tensor.name for tensor in spoilt]
         self._report(bad, names)
-        dumped = self._show(bad)
+        lines = self._show(bad)
         if self._state.context.replay_to is None:
-            kept = self._keep_dossier(_event(bad, names), last.step + 1, found)
-            dumped = chain([kept], dumped)
-        for line in chain(dumped, self._advice(bad)):
-            self._state.context.channels.say_own(line)
-        raise NonFiniteError(summary(bad))
+            lines = [self._keep_dossier(_event(bad, names), last.step + 1, found), *lines]
+        self._end(bad, *lines)
 
     def tell_changed(self) -> None:
         """Tell the other ranks that state of this rank has changed by itself, which may be why the
@@ -172,6 +165,7 @@ class NonFiniteHandler(Hook):
 
     def _first_look(self, metrics: StepMetrics, gradients: Sequence[BadTensor]) -> BadStep:
         """Returns what is known from the step itself; nothing is computed again yet."""
+        site = self._monitor.first_bad(metrics.result.notes[SITES])
         return BadStep(
             worker=self._state.context.identity.worker,
             step=metrics.step,
@@ -179,12 +173,9 @@ class NonFiniteHandler(Hook):
             grad_norm=metrics.grad_norm,
             gradients=gradients,
             parameters=bad_parameters(self._state.model),
-            origin=noted_origin(self._state.optimizer, metrics, self._first_site(metrics)),
+            origin=noted_origin(self._state.optimizer, metrics, site),
             elsewhere=self._elsewhere(metrics, gradients),
         )
-
-    def _first_site(self, metrics: StepMetrics) -> NonFiniteSite | None:
-        return self._monitor.first_bad(metrics.result.notes[SITES])
 
     def _elsewhere(self, metrics: StepMetrics, own: Sequence[BadTensor]) -> list[str]:
         """Names the parameters whose gradients are not finite in the shards of other ranks
@@ -234,7 +225,7 @@ class NonFiniteHandler(Hook):
         self._state.context.channels.sink.emit(_event(bad, names, num_bytes))
         self._context.world.tell_saving(error, bad.step, num_bytes)
 
-    def _show(self, bad: BadStep) -> Iterator[str]:
+    def _show(self, bad: BadStep) -> list[str]:
         """Say the block of lines. Where that was asked for, all tensors are saved beside the
         checkpoints, now: a repeat overwrites the gradients. Returns a line about them, for
         later."""
@@ -243,10 +234,10 @@ class NonFiniteHandler(Hook):
         channels.say_own("")
         channels.sink.emit(Phase(name="save"))
         if not self._state.settings.debug.dump_tensors:
-            return iter(())
+            return []
         path = self._state.context.evidence / "debug" / f"nan_debug_step_{bad.step}.pkl"
         write = partial(dump_tensors, model=self._state.model)
-        return iter([self._evidence.file("Debug tensors", path, write)])
+        return [self._evidence.file("Debug tensors", path, write)]
 
     def _save(self, bad: BadStep, names: Sequence[str], found: Found | None) -> Iterator[str]:
         """Yields a line for each file. The dossier comes first: it is in the run directory."""
@@ -262,13 +253,20 @@ class NonFiniteHandler(Hook):
             lambda path: write_checkpoint(path, self._state.capture(bad.step, bad.loss)),
         )
 
-    def _advice(self, bad: BadStep) -> Iterator[str]:
-        """Yields advice, but not in a replay, nor where the fault did not come again: no setting
-        made it."""
-        if bad.repeated is not False and self._state.context.replay_to is None:
-            settings, progress = self._state.settings, self._state.progress
+    def _end(self, bad: BadStep, *lines: str) -> NoReturn:
+        """Say what became of files; and advice, but not in a replay, nor where the fault did not
+        come again: no setting made it."""
+        context, progress, settings = (
+            self._state.context,
+            self._state.progress,
+            self._state.settings,
+        )
+        for line in lines:
+            context.channels.say_own(line)
+        if bad.repeated is not False and context.replay_to is None:
             is_fresh = settings.model.init_from is None and progress.resumed is None
-            yield advice(settings, is_fresh=is_fresh)
+            context.channels.say_own(advice(settings, is_fresh=is_fresh))
+        raise NonFiniteError(summary(bad))
 
     def _keep_dossier(self, event: NonFinite, state_after: int, found: Found | None) -> str:
         """Write the dossier. Gradients that were not computed again may be those of a later step:

@@ -1,11 +1,11 @@
 """What the model says to a few prompts. It leaves the training state as it was."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from model_check.engine.run_context import Prompts
 from model_check.engine.state import TrainingState
 from model_check.engine.uncompiled import uncompiled, untouched
-from model_check.events import BEAT_S, Beat, Sample
+from model_check.events import Sample
 from model_check.hooks.hook import Periodic
 from model_check.hooks.lockstep import SupervisorClient
 
@@ -32,25 +32,10 @@ class MakeSamples(Periodic):
         for prompt in self._prompts.prompts:
             if world.is_first:
                 yield self._sample(self._prompts, prompt, num_done)
-            world.meet(self._beating())
+            world.meet(self._client.check_in)
 
     def _sample(self, prompts: Prompts, prompt: str, num_done: int) -> Sample:
         model = self._state.model
         with untouched(model), uncompiled(model):  # each token has a shape of its own
-            text = prompts.answer(model, prompt, self._beating())
+            text = prompts.answer(model, prompt, self._client.check_in)
         return Sample(step=num_done, prompt=prompt, text=text)
-
-    def _beating(self) -> Callable[[], None]:
-        """Returns what to call between tokens: it shows from time to time that this worker is
-        alive."""
-        now = self._state.context.meter.now
-        beaten = now()
-
-        def call() -> None:
-            nonlocal beaten
-            self._client.check_in()
-            if now() - beaten >= BEAT_S:
-                self._state.context.channels.sink.emit(Beat())
-                beaten = now()
-
-        return call

@@ -14,6 +14,7 @@ from model_check.engine.rng import rng_states
 from model_check.engine.stop import Terminated
 from model_check.engine.uncompiled import untouched
 from model_check.events import Beat, Evaluation, Note, Phase
+from model_check.hooks import lockstep
 from model_check.hooks.evaluate import Evaluate, _evaluation, perplexity
 from model_check.models.loss import IGNORED
 from tests.engine.conftest import FakeBatch, FakeSource, Run
@@ -135,10 +136,12 @@ def test_the_best_is_that_of_one_split(tiny_run: MakeRun, asked: str | None, dec
     assert progress.best_step == losses.index(min(losses)) + 1
 
 
-def test_a_long_evaluation_says_that_it_lives(tiny_run: MakeRun) -> None:
+def test_a_long_evaluation_says_that_it_lives(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = [FakeSource().random(number) for number in range(4)]
     run = tiny_run(training__eval_interval=4, splits={"full": lambda: batches})
-    run.meter.now = itertools.count().__next__  # a second for every look at the clock
+    monkeypatch.setattr(lockstep, "BEAT_S", 0.0)
     run()
     beats = [event for event in run.kept.events if isinstance(event, Beat)]
     assert len(beats) == len(batches)

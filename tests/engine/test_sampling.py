@@ -18,6 +18,7 @@ from model_check.engine.stop import Terminated
 from model_check.events import Beat, Phase, Sample
 from model_check.generate.generate import next_tokens
 from model_check.generate.sampling import Sampling
+from model_check.hooks import lockstep
 from model_check.hooks.lockstep import Lockstep
 from model_check.hooks.sample import MakeSamples
 from model_check.models.basic_llama import BasicLlama
@@ -100,9 +101,11 @@ def test_without_prompts_nothing_is_sampled(tiny_run: MakeRun) -> None:
     assert samples(tiny_run(prompts=ASKED)()) == []
 
 
-def test_a_long_sample_says_that_it_lives(tiny_run: MakeRun) -> None:
+def test_a_long_sample_says_that_it_lives(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tiny_run(training__sample_interval=4, prompts=Prompts(["a"], answer))
-    run.meter.now = itertools.count().__next__  # a second for every look at the clock
+    monkeypatch.setattr(lockstep, "BEAT_S", 0.0)
     run()
     assert len([event for event in run.kept.events if isinstance(event, Beat)]) >= 4
 
