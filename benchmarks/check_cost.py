@@ -21,7 +21,8 @@ from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
 from model_check.engine.results import AsyncMetrics, StepData
 from model_check.engine.training_run import TrainingRun
-from model_check.hooks.checksums import ChecksumLog, Checksums
+from model_check.hooks.checksum_log import ChecksumLog
+from model_check.hooks.checksums import Checksums
 from model_check.hooks.fingerprints import Fingerprints
 from model_check.hooks.hook import Hook
 from model_check.hooks.site_monitor import SiteMonitor

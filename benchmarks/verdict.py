@@ -28,8 +28,9 @@ from model_check.engine.results import AsyncMetrics, StepData
 from model_check.engine.training_run import TrainingRun
 from model_check.events import Break, Step, Vectors
 from model_check.forensics.fingerprint import eager_fingerprint
-from model_check.hooks.checksums import ChecksumLog, Checksums
-from model_check.hooks.fingerprints import ChecksumVector, Fingerprints
+from model_check.hooks.checksum_log import ChecksumLog, ChecksumVector
+from model_check.hooks.checksums import Checksums
+from model_check.hooks.fingerprints import Fingerprints
 from model_check.train import StepContext, gather, train_step
 from model_check.utils.fingerprint import NUM_COLUMNS
 from tests.engine.conftest import VOCABULARY, FakeSource, Kept, bare_context, make_settings

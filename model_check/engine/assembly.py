@@ -38,7 +38,8 @@ from model_check.events import Dump, Phase, Scalar
 from model_check.forensics.fingerprint import Fingerprint
 from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
-from model_check.hooks.checksums import ChecksumLog, Checksums, DeterminismCheck, StateCheck
+from model_check.hooks.checksum_log import ChecksumLog
+from model_check.hooks.checksums import Checksums, DeterminismCheck, StateCheck
 from model_check.hooks.evaluate import Evaluate
 from model_check.hooks.evidence import EvidenceWriter
 from model_check.hooks.fingerprints import Fingerprints

@@ -1,12 +1,9 @@
-"""A run's fingerprints on the host: the roll-ups of each step, the vectors of the last ones,
-whether the first step gives the same bits twice, and whether state stays as an update left it."""
+"""The hooks that take and compare fingerprints: those of each step, of the first step computed
+twice, and of the state that an update left."""
 
-from collections import deque
 from dataclasses import replace
-from functools import lru_cache
 
 import msgspec
-import torch
 from torch import Tensor
 
 from model_check.engine.distributed.world import ALONE
@@ -14,120 +11,18 @@ from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.errors import BrokenStateError
-from model_check.events import Break, Dump, Kept, Vectors
+from model_check.events import Break, Dump, Kept
+from model_check.hooks.checksum_log import ChecksumLog, ChecksumVector, joined
 from model_check.hooks.evidence import EvidenceWriter
-from model_check.hooks.fingerprints import (
-    ChecksumIndex,
-    ChecksumKey,
-    ChecksumVector,
-    Fingerprints,
-    with_audit,
-)
+from model_check.hooks.fingerprints import Fingerprints
 from model_check.hooks.hook import Hook, Loop
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.hooks.nonfinite import NonFiniteHandler
 from model_check.hooks.recompute import bad_state
 from model_check.train import StepContext, accumulate
-from model_check.utils.fingerprint import BEFORE, flipped
 
 CHECKSUMS = "checksums"
 """The note of a step."""
-NUM_KEPT = 8
-"""Steps whose vectors stay: more than workers may be apart."""
-_NUM_INDICES = 1024
-"""A run needs a few for each slot of a rotation."""
-_PASSES = ("forward", "backward", "gradients")
-"""What depends on weights and data alone."""
-
-
-class ChecksumLog:
-    """The fingerprints of one worker."""
-
-    def __init__(self) -> None:
-        self._kept: deque[ChecksumVector] = deque(maxlen=NUM_KEPT)
-        self._first: dict[ChecksumKey, int] = {}
-        """Of the first step, when it was computed before it."""
-        self._of_first: tuple[str, float | None] = "", None
-        """Its loss, exact, and the scale of that."""
-        self._left: ChecksumVector | None = None
-        """What the last update left is among these."""
-        self.repeated: bool | None = None
-        """Whether the latest step, if it is the first, gave the same bits as before it."""
-
-    @property
-    def roll_ups(self) -> dict[str, str]:
-        """Of the latest step."""
-        return self._kept[-1].roll_ups if self._kept else {}
-
-    @property
-    def taken(self) -> str:
-        """Which tensors the roll-ups cover."""
-        return self._kept[-1].taken if self._kept else ""
-
-    def begin(
-        self, vector: ChecksumVector, loss: float = 0.0, loss_scale: float | None = None
-    ) -> None:
-        """`vector`: of the state that the first step begins with, and of both its passes, where
-        they were computed once before it: they gave this loss, of this rank, at this loss scale."""
-        index, values = _as_left(vector.index), vector.values.cpu()
-        self._left = replace(vector, index=index, values=values)
-        self._first = self._left.of(_PASSES)
-        self._of_first = loss.hex(), loss_scale
-
-    def take(self, metrics: StepMetrics, vector: ChecksumVector) -> None:
-        """A step that was just read; `vector`: of it, on the host."""
-        self.repeated = None
-        # Where it overflowed it was trained again at a smaller scale.
-        loss, scale = self._of_first
-        is_same = self._first and metrics.loss_scale == scale
-        if is_same and self._changed(vector) is None:  # from the same state
-            own = metrics.loss if metrics.own_loss is None else metrics.own_loss
-            self.repeated = self._first == vector.of(_PASSES) and own.hex() == loss
-        self._first = {}
-        self._kept.append(vector)
-
-    def check(self) -> Break | None:
-        """Whether the latest step found its state as the update before had left it."""
-        if not self._kept:
-            return None
-        found = self._changed(self._kept[-1])
-        self._left = self._kept[-1]
-        return found
-
-    def check_state(self, vector: ChecksumVector) -> Break | None:
-        """The same for the state now, behind the latest step."""
-        if self._left is None or self._left.step < 0:
-            return None
-        return self._changed(replace(vector, values=vector.values.cpu(), step=self._left.step + 1))
-
-    def vectors(self, step: int) -> Vectors:
-        """Without fingerprints where the step is not kept any more."""
-        found = (vector for vector in self._kept if vector.step == step)
-        return next((vector.as_event() for vector in found), Vectors(step=step))
-
-    @property
-    def last_vectors(self) -> Vectors | None:
-        """Of the latest step; None: no fingerprints are taken."""
-        return self._kept[-1].as_event() if self._kept and self._kept[-1].numbers else None
-
-    def _changed(self, now: ChecksumVector) -> Break | None:
-        if (left := self._left) is None:
-            return None
-        was, again = _taken_twice(left.index, now.index)
-        changed = (left.values[was] != now.values[again]).nonzero().flatten().tolist()
-        if not changed:
-            return None
-        first = changed[0]
-        key = left.index.keys[was[first]]
-        before, after = int(left.values[was[first]]), int(now.values[again[first]])
-        return Break(
-            step=now.step,
-            quantity=key.quantity,
-            tensor=key.tensor,
-            num_tensors=len(changed),
-            since=None if left.step < 0 else left.step,
-            found=flipped(before, after, key.num_values, key.num_bits),
-        )
 
 
 class DeterminismCheck(Hook):
@@ -275,10 +170,11 @@ class Checksums(Hook):
         self._fingerprints.begin_update()
 
     def after_update(self, data: StepData, result: StepResult) -> None:
-        vector, audit = self._fingerprints.end_update(result.grad_norms), self._audit
-        self._audit = None
-        self._vectors[data.step] = vector if audit is None else with_audit(audit, vector)
-        result.notes[CHECKSUMS] = self._vectors[data.step].values
+        vector = self._fingerprints.end_update(result.grad_norms)
+        if self._audit is not None:
+            vector = replace(joined(self._audit, vector), taken=vector.taken)
+        self._audit, self._vectors[data.step] = None, vector
+        result.notes[CHECKSUMS] = vector.values
 
     def on_result(self, metrics: StepMetrics) -> None:
         vector, values = self._vectors.pop(metrics.step), metrics.result.notes[CHECKSUMS]
@@ -297,23 +193,3 @@ class Checksums(Hook):
             one = replace(data, micro_batches=[batch])
             accumulate(replace(self._context, world=ALONE), one)
         return self._fingerprints.of_audit()
-
-
-def _as_left(index: ChecksumIndex) -> ChecksumIndex:
-    """What an update begins with, as if one had left it."""
-    left = (replace(key, quantity=key.quantity.removeprefix(BEFORE)) for key in index.keys)
-    return ChecksumIndex(tuple(left))
-
-
-@lru_cache(_NUM_INDICES)
-def _taken_twice(left: ChecksumIndex, now: ChecksumIndex) -> tuple[Tensor, Tensor]:
-    """The numbers of what an update left, and of the same tensors before the next one."""
-    places = {(key.quantity, key.tensor): number for number, key in enumerate(left.keys)}
-    pairs = [
-        (places[place], number)
-        for number, key in enumerate(now.keys)
-        if key.quantity.startswith(BEFORE)
-        and (place := (key.quantity.removeprefix(BEFORE), key.tensor)) in places
-    ]
-    was, again = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
-    return was, again

@@ -4,114 +4,44 @@ between blocks. The formula is that of utils.fingerprint."""
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from model_check.engine.optim import AdamW, Block
-from model_check.events import Vectors
-from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows, sent
+from model_check.forensics.fingerprint import Fingerprint, num_rows, sent
 from model_check.forensics.shard import first_of, is_shared, own_values
+from model_check.hooks.checksum_log import (
+    ChecksumIndex,
+    ChecksumKey,
+    ChecksumVector,
+    index_of,
+    index_of_all,
+    joined,
+)
 from model_check.models.basic_llama import BasicLlama
-from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS, weight
+from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS
 
 PART_VALUES = 1 << 26
 """A larger tensor is taken in parts, so that a slot can hold one of them."""
 _READS = 7
-"""Of each parameter: its gradient, and its weight and moments before and after the update."""
-_NUM_INDICES = 1024
-"""A run needs a few for each slot."""
-_MODULUS = 1 << 64
-
-
-@dataclass(frozen=True)
-class ChecksumKey:
-    """One fingerprint."""
-
-    quantity: str
-    tensor: str
-    """A parameter, a buffer, or the module whose output flows; `NAME[FIRST:END]` is a part."""
-    num_values: int
-    num_bits: int
-    """Of each value; 0: no sum, and nothing tells which value differs."""
-
-
-@dataclass(frozen=True, eq=False)
-class ChecksumIndex:
-    """Names the numbers of a vector. Many steps share one, so it is compared by identity, and what
-    follows from it is computed once."""
-
-    keys: tuple[ChecksumKey, ...]
-
-    def roll_ups(self, values: Tensor) -> dict[str, str]:
-        """One number for each quantity, 16 hex digits: the sum, modulo 2^64, of its fingerprints
-        times weights 0, 1, ... of splitmix64. `values`: int64 [keys], on the host."""
-        quantities, numbers, weights = self._rolling
-        sums = torch.zeros(len(quantities), dtype=torch.int64)
-        sums.index_add_(0, numbers, values * weights)
-        rolled = (f"{value % _MODULUS:016x}" for value in sums.tolist())
-        return dict(zip(quantities, rolled, strict=True))
-
-    @cached_property
-    def _rolling(self) -> tuple[list[str], Tensor, Tensor]:
-        """The quantities, the number of each key's, its weight among those of the same one."""
-        members: dict[str, list[int]] = {}
-        for number, key in enumerate(self.keys):
-            members.setdefault(key.quantity, []).append(number)
-        numbers = torch.empty(len(self.keys), dtype=torch.int64)
-        weights = torch.empty_like(numbers)
-        for number, own in enumerate(members.values()):
-            numbers[own] = number
-            weights[own] = as_int64([weight(n) for n in range(len(own))])
-        return [*members], numbers, weights
-
-
-@dataclass(frozen=True)
-class ChecksumVector:
-    """The fingerprints of a step."""
-
-    index: ChecksumIndex
-    values: Tensor
-    """int64 [keys]"""
-    taken: str = ""
-    """Which state: before the update, and after it; `all`, or the number of a slot."""
-    step: int = -1
-    """-1: taken before the first one."""
-
-    @cached_property
-    def roll_ups(self) -> dict[str, str]:
-        """The values lie on the host here, and below."""
-        return self.index.roll_ups(self.values)
-
-    @cached_property
-    def numbers(self) -> dict[ChecksumKey, int]:
-        """Unsigned, in the order of the keys."""
-        values = (number % _MODULUS for number in self.values.tolist())
-        return dict(zip(self.index.keys, values, strict=True))
-
-    def of(self, quantities: tuple[str, ...]) -> dict[ChecksumKey, int]:
-        return {key: value for key, value in self.numbers.items() if key.quantity in quantities}
-
-    def as_event(self) -> Vectors:
-        found: dict[str, dict[str, str]] = {}
-        for key, value in self.numbers.items():
-            found.setdefault(key.quantity, {})[key.tensor] = f"{value:016x}"
-        sizes = {key.tensor: (key.num_values, key.num_bits) for key in self.numbers if key.num_bits}
-        return Vectors(step=self.step, fp=found, sizes=sizes)
+"""Tensors read for each parameter: its gradient, and its weight and moments before and after the
+update."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Of a tensor: what has one fingerprint."""
+    """The part of a tensor that has one fingerprint."""
 
     key: ChecksumKey
     owner: int | None = None
-    """The number of the parameter that it is of, or is a moment or the gradient of."""
+    """The number of the parameter to which the weight, moment or gradient belongs; None: a buffer
+    or a scalar."""
     first: int = 0
-    """Value of that parameter."""
+    """Its first value within that parameter."""
     tensor: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Of the state; empty for a gradient, which is another one in each step."""
+    """The values; empty for a gradient, which is another tensor in each step."""
 
     @property
     def end(self) -> int:
@@ -120,43 +50,43 @@ class _Part:
 
 @dataclass(eq=False)
 class _Selection:
-    """What a step takes."""
+    """What is fingerprinted in one step."""
 
     gradients: list[_Part] = field(default_factory=list)
     state: list[_Part] = field(default_factory=list)
-    """Of the model and of the optimizer: tensors that stay where they are."""
+    """Tensors of the model and of the optimizer, which stay where they are."""
     sites: set[int] = field(default_factory=set)
     num_bytes: int = 0
     name: str = "all"
-    """Or the number of its slot."""
+    """`all`, or the number of its slot."""
 
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """Of the state."""
+        """Those of the state."""
         return [part.tensor for part in self.state]
 
     @cached_property
     def left(self) -> ChecksumIndex:
-        """By an update."""
+        """The state that an update leaves."""
         return ChecksumIndex(tuple(part.key for part in self.state))
 
     @cached_property
     def before(self) -> ChecksumIndex:
-        """The next one."""
+        """The same state before the next update."""
         keys = self.left.keys
         return ChecksumIndex(tuple(replace(e, quantity=BEFORE + e.quantity) for e in keys))
 
 
 @dataclass(frozen=True)
 class _InBlock:
-    """What lies in one block of an update."""
+    """What of a selection lies in one block of an update."""
 
     gradients: list[tuple[int, slice]]
-    """The number of a part of the block, and values of it."""
+    """Each as the number of a part of the block, and values of it."""
     tensors: list[Tensor]
-    """Of the state."""
+    """Views of the state."""
     rows: list[int]
-    """The first row of each in its part: of the gradients, of the tensors."""
+    """The first row of each gradient, then of each tensor, in its part."""
 
 
 class _BlockSums:
@@ -171,20 +101,20 @@ class _BlockSums:
         device: torch.device,
         fingerprint: Fingerprint,
     ) -> None:
-        """`index`: of the parts, gradients first."""
+        """`index` names the parts, gradients first."""
         self._index, self._fingerprint = index, fingerprint
         self._rest = [part.tensor for part in parts if part.owner is None]
-        """What belongs to no parameter."""
+        """Buffers and scalars."""
         numbers = [number for number, part in enumerate(parts) if part.owner is None]
         self._blocks: dict[int, _InBlock] = {}
-        """By their numbers, those that hold something."""
+        """Number of a block -> what lies in it; none for an empty one."""
         for block_number, block in enumerate(blocks):
             inside, own_numbers = _within(block, parts)
             if own_numbers:
                 self._blocks[block_number] = inside
                 numbers += own_numbers
         self._numbers = sent(torch.tensor(numbers, dtype=torch.int64), device)
-        """Of the parts: whose sum each is a part of, the rest first, then block by block."""
+        """int64: the part to which each sum belongs, the rest first, then block by block."""
         self._sums: list[Tensor] = []
         self._sums_of_rest = self._numbers[:0]
 
@@ -213,7 +143,7 @@ class _BlockSums:
 
 
 def _within(block: Block, parts: Sequence[_Part]) -> tuple[_InBlock, list[int]]:
-    """What of the parts lies in the block, and their numbers."""
+    """Returns what of the parts lies in the block, and the numbers of these parts."""
     inside, numbers = _InBlock([], [], []), []
     own_parts = {own.owner: (which, own) for which, own in enumerate(block.parts)}
     for number, part in enumerate(parts):
@@ -234,7 +164,7 @@ def _within(block: Block, parts: Sequence[_Part]) -> tuple[_InBlock, list[int]]:
 
 @dataclass
 class _Flow:
-    """What was taken at the sites of a step so far."""
+    """The fingerprints of the sites of a step so far."""
 
     next_site: int = 0
     micro_batch: int = 0
@@ -243,7 +173,7 @@ class _Flow:
     )
     """(quantity, site) -> int64 [1] of each micro-batch, in the order of computation."""
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Site -> values of a micro-batch, and the bits of each."""
+    """Site -> number of values in a micro-batch, and bits of a value."""
 
 
 class Fingerprints:
@@ -263,9 +193,9 @@ class Fingerprints:
         shard: str = "",
     ) -> None:
         """`budget_bytes`: what one step may read; None: all, 0: nothing. The first step and
-        `last_step` take all whatever they read. `site_bytes`: what flows at one site in a step.
-        `sees_sites`: whether that is taken: ranks read different batches. `shard`: which one of the
-        model this rank holds; those of others are other tensors."""
+        `last_step` take all, whatever they read. `site_bytes`: what flows at one site in a step.
+        `sees_sites`: whether sites are fingerprinted; ranks read different batches. `shard`: names
+        the one of the model that this rank holds; others hold other tensors."""
         self._shard = shard
         self._blocks = optimizer.blocks
         self._fingerprint = fingerprint
@@ -282,9 +212,9 @@ class Fingerprints:
         self._last_step = last_step
         self._step: int | None = None
         self._held: _Selection | None = None
-        """What the step before left a fingerprint of."""
+        """The state of which the step before left fingerprints."""
         self._left: _Selection | None = None
-        """What this one did; a step that overflows in float16 is trained again."""
+        """The state of which this step left some; one that overflows in float16 does so twice."""
         self._selection, self._flow = self._all, _Flow()
         self._made: dict[tuple[_Selection | None, _Selection], _BlockSums] = {}
         self._before, self._after = self._sums_of_update()
@@ -295,12 +225,12 @@ class Fingerprints:
 
     @property
     def see_all(self) -> bool:
-        """Each step."""
+        """Whether each step takes all."""
         return self.are_taken and self.num_slots == 1
 
     @property
     def num_slots(self) -> int:
-        """In so many steps everything is taken once."""
+        """The number of steps in which everything is taken once."""
         return len(self._slots)
 
     def begin(self, step: int) -> None:
@@ -312,7 +242,7 @@ class Fingerprints:
         self._flow = _Flow()
 
     def see(self, x_BTE: Tensor) -> None:
-        """What a module hands to the next one; of all sites in turn."""
+        """A module hands `x_BTE` to the next one: called for each site in turn."""
         site, self._flow.next_site = self._flow.next_site, self._flow.next_site + 1
         if site not in self._selection.sites:
             return
@@ -340,30 +270,31 @@ class Fingerprints:
         self._after.at_block(number)
 
     def end_update(self, grad_norms: Tensor) -> ChecksumVector:
-        """All of the step: of both passes, of the state before the update, of each gradient's norm,
-        which is there in any case, and of what the update left."""
+        """Returns the fingerprints of the step: of both passes, of the state before the update, of
+        each gradient's norm, which is there in any case, and of the state that the update left.
+        `grad_norms`: float32 [parameters]."""
         self._after.at_rest()
         self._left = self._selection
         before, after = self._before.take(), self._after.take()
         norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.keys)]
         norms = norms.to(self._device)
-        joined = _joined(self._of_flow(), before, ChecksumVector(self._norms, norms), after)
+        vector = joined(self._of_flow(), before, ChecksumVector(self._norms, norms), after)
         held = self._held or self._all
         taken = f"{held.name}, {self._left.name} of {self.num_slots}" if self.are_taken else ""
         if taken and self._shard:
             taken = f"shard {self._shard}: {taken}"
-        return replace(joined, taken=taken)
+        return replace(vector, taken=taken)
 
     def of_passes(self) -> ChecksumVector:
-        """Of both passes and of the state, where no update follows."""
+        """Returns the fingerprints of both passes and of the state, where no update follows."""
         self.begin_update()
         for number, block in enumerate(self._blocks):
             self.before(number, block.gradients())
-        return _joined(self._of_flow(), self._before.take())
+        return joined(self._of_flow(), self._before.take())
 
     @torch.no_grad()
     def of_audit(self) -> ChecksumVector:
-        """Of the gradients that are there, all of them, in the order of computation."""
+        """Returns the fingerprints of all gradients, in the order of computation."""
         views = {
             part: owner.grad.view(-1)[values]
             for name, owner in reversed(self._named.items())
@@ -371,29 +302,30 @@ class Fingerprints:
             for part, values in _parts(name, owner)
         }
         keys = tuple(_key("audit", part, view) for part, view in views.items())
-        return ChecksumVector(_index(keys), self._sums(list(views.values())))
+        return ChecksumVector(index_of(keys), self._sums(list(views.values())))
 
     @torch.no_grad()
     def of_state_now(self) -> ChecksumVector:
-        """What the last update left a fingerprint of is taken again; at first, all."""
+        """Returns the fingerprints of the state as it is now: of those tensors of which the last
+        update left some, and before the first one of all."""
         held = self._left or self._all
         return ChecksumVector(held.before, self._sums(held.tensors))
 
     def _sums_of_update(self) -> tuple[_BlockSums, _BlockSums]:
-        """Before the update, and after it."""
+        """Returns those before the update, and those after it."""
         before = self._block_sums(self._selection, self._held or self._all)
         return before, self._block_sums(None, self._selection)
 
     def _block_sums(self, gradients_of: _Selection | None, state_of: _Selection) -> _BlockSums:
-        """Gradients in the order in which they are computed, and the state before the update; None:
-        the state that it leaves."""
+        """Gradients, in the order in which they are computed, and the state before the update;
+        without gradients (None): the state that the update leaves."""
         key = gradients_of, state_of
         if key not in self._made:
             gradients = [] if gradients_of is None else [*reversed(gradients_of.gradients)]
             index = state_of.left
             if gradients_of is not None:
                 of_gradients = ChecksumIndex(tuple(part.key for part in gradients))
-                index = _joined_index(of_gradients, state_of.before)
+                index = index_of_all(of_gradients, state_of.before)
             parts = [*gradients, *state_of.state]
             made = _BlockSums(index, parts, self._blocks, self._device, self._fingerprint)
             self._made[key] = made
@@ -406,7 +338,7 @@ class Fingerprints:
     def _of_flow(self) -> ChecksumVector:
         keys = tuple(self._key_of_site(*place) for place in self._flow.sums)
         sums = [torch.cat(of_site) for of_site in self._flow.sums.values()]
-        return ChecksumVector(_index(keys), torch.stack(sums).sum(1) if sums else self._sums([]))
+        return ChecksumVector(index_of(keys), torch.stack(sums).sum(1) if sums else self._sums([]))
 
     def _key_of_site(self, quantity: str, site: int) -> ChecksumKey:
         """Each micro-batch begins a row. A large one is not searched for a bit: that takes long."""
@@ -421,28 +353,9 @@ class Fingerprints:
         return self._fingerprint(tensors)
 
 
-def with_audit(audit: ChecksumVector, vector: ChecksumVector) -> ChecksumVector:
-    """What the step took, and what was computed before it."""
-    return replace(_joined(audit, vector), taken=vector.taken)
-
-
-def _joined(*prints: ChecksumVector) -> ChecksumVector:
-    index = _joined_index(*(own.index for own in prints))
-    return ChecksumVector(index, torch.cat([own.values for own in prints]))
-
-
-@lru_cache(_NUM_INDICES)
-def _joined_index(*indices: ChecksumIndex) -> ChecksumIndex:
-    return ChecksumIndex(tuple(key for index in indices for key in index.keys))
-
-
-@lru_cache(_NUM_INDICES)
-def _index(keys: tuple[ChecksumKey, ...]) -> ChecksumIndex:
-    return ChecksumIndex(keys)
-
-
 def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
-    """What may not be divided among slots: a part of a parameter, and all that belongs to it."""
+    """Yields what may not be divided among slots: a part of a parameter, and all that belongs to
+    it."""
     # Weights may be offloaded; a buffer never is.
     device = optimizer.weights[0].device
     buffers = [(n, buffer) for n, buffer in model.named_buffers() if buffer.device == device]
@@ -467,7 +380,7 @@ def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]
 
 
 def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, slice]]:
-    """Of its values that lie here: a shard is a part, too."""
+    """Yields the name and the values of each part of what lies here; a shard is a part, too."""
     num_values, place = own_values(tensor).numel(), first_of(tensor)
     is_whole = num_values <= PART_VALUES and not is_shared(tensor)
     for first in range(0, num_values, PART_VALUES):

@@ -17,8 +17,8 @@ from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
 from model_check.hooks import fingerprints
-from model_check.hooks.checksums import ChecksumLog, Checksums
-from model_check.hooks.fingerprints import ChecksumIndex, ChecksumKey, ChecksumVector
+from model_check.hooks.checksum_log import ChecksumIndex, ChecksumKey, ChecksumLog, ChecksumVector
+from model_check.hooks.checksums import Checksums
 from model_check.hooks.hook import RunObserver
 from model_check.utils.fingerprint import QUANTITIES, weight
 from tests.engine.conftest import Run, trace_alone

@@ -15,7 +15,8 @@ from model_check.engine.results import AsyncMetrics, StepData, StepResult
 from model_check.errors import NonFiniteError
 from model_check.events import Note
 from model_check.forensics.fingerprint import eager_fingerprint
-from model_check.hooks.checksums import ChecksumLog, Checksums, StateCheck
+from model_check.hooks.checksum_log import ChecksumLog
+from model_check.hooks.checksums import Checksums, StateCheck
 from model_check.hooks.fingerprints import Fingerprints
 from model_check.hooks.hook import Hook
 from model_check.hooks.site_monitor import SiteMonitor

@@ -23,7 +23,7 @@ from model_check.engine.observe.step_log import StepLog
 from model_check.engine.observe.wandb import WandbRun
 from model_check.engine.optim import AdamW
 from model_check.engine.run_context import Identity, RunContext
-from model_check.hooks.checksums import ChecksumLog
+from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.hook import RunObserver
 from model_check.utils.worker_env import RUN_PREFIX, telemetry_path
 

@@ -8,7 +8,7 @@ from model_check.engine.metrics import Meter, evaluation_line, sample_line, step
 from model_check.engine.results import StepMetrics
 from model_check.engine.run_context import Channels
 from model_check.events import Evaluation, Note, Sample, Step
-from model_check.hooks.checksums import ChecksumLog
+from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.hook import RunObserver
 
 
