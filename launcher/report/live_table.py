@@ -113,9 +113,7 @@ def run_table(run: RunProgress, width: int, now_ns: int, *, is_named: bool) -> R
         model = [names[at]] if any(names) else []
         bar = [_bar(workers[at].step, run.record.steps)] if run.record.steps else []
         table.add_row(name, *model, *bar, *(Text(cells[title][at]) for title in shown), notes[at])
-    return Group(
-        Text(_title(run, is_named), style="bold", no_wrap=True, overflow="ellipsis"), table
-    )
+    return Group(Text(_title(run, is_named), style="bold", overflow="fold"), table)
 
 
 def _models(run: RunProgress, width: int) -> list[str]:
