@@ -44,7 +44,7 @@ from model_check.config.shape import geometry  # noqa: E402
 from model_check.data.sources.embedded import EmbeddedSource  # noqa: E402
 from model_check.data.sources.text import Repairs  # noqa: E402
 from model_check.engine.schedule import learning_rate  # noqa: E402
-from model_check.models.attention import BACKENDS  # noqa: E402
+from model_check.models.attention import sdpa  # noqa: E402
 from model_check.models.build_model import build_model  # noqa: E402
 
 TURN = 20
@@ -350,7 +350,7 @@ def their_step(
 
 def first_weights(settings: Settings) -> dict[str, Tensor]:
     shape = geometry(settings.model, settings.model.vocab_size or 0)
-    return build_model(settings, shape, BACKENDS["sdpa"], torch.device("cpu")).state_dict()
+    return build_model(settings, shape, sdpa, torch.device("cpu")).state_dict()
 
 
 if __name__ == "__main__":

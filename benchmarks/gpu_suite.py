@@ -205,8 +205,8 @@ def are_same_bits(out: Path, names: set[str]) -> bool:
 
 
 def run_attention_trial(options: argparse.Namespace, log: Path) -> bool:
-    """Expected: sdpa passes with the same bits; FlashAttention 3 and 4, where they are installed,
-    pass or are told; cudnn passes with any bits; none takes a second."""
+    """Expected: sdpa passes with the same bits; FlashAttention 2, where it is installed, passes or
+    is told; cudnn passes with any bits; none takes a second."""
     if options.only not in "attention trial":
         return True
     command = [sys.executable, "-m", "benchmarks.attention_trial"]

@@ -97,6 +97,7 @@ ALLOWED = {
     "model_check.data.tokenizers": FLOOR | rooms(DATA, "cache", "read", "sources", "sources.midi"),
     "model_check.data.build": FLOOR | rooms(DATA, "cache", "read", "sources", "tokenizers"),
     "model_check.models": FLOOR,
+    "model_check.kernels": FLOOR | {"model_check.models"},
     # what a dossier is: the launcher reads it, too, without torch
     "model_check.forensics.manifest": FLOOR,
     "model_check.forensics.compare": FLOOR | {"model_check.forensics.manifest"},
@@ -113,7 +114,7 @@ ALLOWED = {
     | {"model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "busy", "distributed", "sharded")
     | {"model_check.forensics.manifest"}
-    | rooms("model_check", "forensics", "models"),
+    | rooms("model_check", "forensics", "kernels", "models"),
     "model_check.engine.saving": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "distributed", "sharded")
@@ -154,7 +155,6 @@ SINGLE_PLACE = {
     "symusic": ("model_check/data/sources/midi.py",),
     "miditok": ("model_check/data/sources/midi.py",),
     "flash_attn": ("model_check/models/attention.py",),
-    "flash_attn_interface": ("model_check/models/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),
     "rich": ("launcher/report/live_table.py",),
     "msgspec": ("launcher/", "model_check/"),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from model_check.config.aliases import ABSENT_VALUES
 from model_check.config.fields import all_fields, nested, sections, setting_text
 from model_check.config.ranks import sequences_of_step
 from model_check.config.schema import InfiniSettings, ModelSettings, Settings
@@ -134,7 +135,8 @@ def changed(saved: Mapping[str, Any], settings: Settings, *rules: str) -> Iterat
 
 def known_settings(saved: Mapping[str, Any]) -> Settings:
     """The settings of a checkpoint that decide its steps. Those that it lacks have their defaults;
-    those that this version does not know are left out. Raises ConfigError for a damaged value."""
+    names and values that this version does not know are left out. Raises ConfigError for a damaged
+    value."""
     return with_defaults(acting_settings(saved))
 
 
@@ -142,8 +144,9 @@ def with_defaults(saved: Mapping[str, Any]) -> Settings:
     """The settings of a checkpoint by dotted name, completed in the same way. Raises
     ConfigError."""
     known = all_fields().keys() | sections().keys()
+    kept = {n: v for n, v in saved.items() if n in known and str(v) not in ABSENT_VALUES.get(n, {})}
     try:
-        return msgspec.convert(nested({n: v for n, v in saved.items() if n in known}), Settings)
+        return msgspec.convert(nested(kept), Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"its settings are damaged: {error}") from error
 

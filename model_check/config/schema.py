@@ -38,9 +38,7 @@ AboveOne = Annotated[float, Meta(gt=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
-AttentionBackend = Literal[
-    "auto", "flash_attn", "flash_attn_2", "flash_attn_3", "flash_attn_4", "cudnn", "sdpa", "eager"
-]
+AttentionBackend = Literal["auto", "flash_attn", "cudnn", "sdpa", "eager"]
 PrecisionName = Literal["bf16", "fp16", "fp32", "bfloat16", "float16", "float32"]
 DocumentTokens = Literal["end", "begin_end"]
 TokenizerBackend = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
@@ -138,11 +136,10 @@ class ModelSettings(_Section, frozen=True):
     those, and through a gate a memory of fixed size of the earlier segments (arXiv 2404.07143)."""
     infini: InfiniSettings = InfiniSettings()
     attention_backend: Annotated[AttentionBackend, TELL] = "auto"
-    """auto: the fastest that package, device and dtype allow (FlashAttention 4 or 3, cuDNN,
-    FlashAttention 2, sdpa, eager) and that passes a trial at the start: finite, right, and with
-    system.deterministic=true the same bits in three calls. flash_attn: the same of the
-    FlashAttentions, the newest first; sdpa, with a line, where there is none. Any other name: that
-    kernel or an error."""
+    """auto: the fastest that package, device and dtype allow (cuDNN, FlashAttention 2, sdpa, eager)
+    and that passes a trial at the start: finite, right, and with system.deterministic=true the same
+    bits in three calls. flash_attn: FlashAttention 2, from the package flash-attn; sdpa, with a
+    line, where it cannot be had. Any other name: that kernel or an error."""
 
 
 class TrainingSettings(_Section, frozen=True):

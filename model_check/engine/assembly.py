@@ -19,7 +19,9 @@ from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
 from model_check.engine.keeper import Keeper
 from model_check.engine.kernels import (
+    DeviceLost,
     Kernels,
+    NoKernel,
     choose_kernels,
     device_of_state,
     refuse_different,
@@ -47,7 +49,6 @@ from model_check.events import Phase, Scalar
 from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
 from model_check.models.attention import AttentionFn
-from model_check.models.backends import DeviceLost, NoKernel
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import build_model, build_shared
 from model_check.models.loss import can_add_in_float32

@@ -1,22 +1,26 @@
 """torch.compile of everything between the products: the blocks, which share one graph, the last
 norm, and the loss of a chunk of logits. Parameters keep their names.
 
-Compiled code is taken after a trial: it must compute what eager code computes. Where it fails, the
-run is eager, and a line says so.
+Compiled code is taken after a check: both passes of a few steps must be what eager code computes.
+Where they are not, the run is eager, and a line says so.
 """
 
+import math
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from model_check.config.derived import EAGER_CHUNK_ROWS
+from model_check.config.schema import Settings
 from model_check.engine.batches import StepData
-from model_check.engine.compile_trial import Pass, obstacle_of, random_steps
 from model_check.engine.evaluation import untouched
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
@@ -24,6 +28,7 @@ from model_check.engine.step import StepPlan, accumulate
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
+from model_check.kernels import NUM_CALLS, Output, Outputs, Tolerance, check_kernel, whole
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.loss import ChunkLoss, loss_and_gradient
 from model_check.utils.held import hold_own, make_unlinked
@@ -31,6 +36,19 @@ from model_check.utils.words import first_line
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
+NUM_STEPS = 3
+LOSS_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+"""The loss's error, as a share of it."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+"""A gradient's error, as a share of its size. Measured on a CPU, two blocks: below 1e-6 and
+0.007; a GPU adds in other orders."""
+_EPS = torch.finfo(torch.float32).eps
+"""Of all gradients together: an error below it is rounding, in products of 16 bits, too, whose sums
+are in float32. (In a gradient that is 0 but for its rounding, 1e-9 were measured.)"""
+_PART = 1 << 20
+_SAMPLE = 4096
+"""Numbers of a gradient that are compared; of its whole, its norm."""
+_LOSS, _GRADIENT = "the loss", "the gradient of {}"
 
 
 def compile_model(state: TrainingState, plan: StepPlan) -> None:
@@ -109,7 +127,7 @@ def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
         if state.context.splits:
             with untouched(model), plan.forward_context():
                 model(*steps[0].micro_batches[0])
-        return obstacle_of(
+        return check_passes(
             run,
             run_eagerly,
             steps,
@@ -125,6 +143,118 @@ def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
             return why
         text = f"training.compile = true: {why}; set training.compile=false"
         raise ConfigError(text) from error
+
+
+class Pass(NamedTuple):
+    """What both passes of a step leave."""
+
+    loss: Tensor
+    gradients: Sequence[Tensor]
+    """In the order of the model."""
+
+
+Run = Callable[[StepData], Pass]
+
+
+def random_steps(
+    settings: Settings, vocab_size: int, device: torch.device, num_micro_batches: int = 1
+) -> list[StepData]:
+    """Steps with the shapes and kinds of tensors that every step will have."""
+    steps = []
+    for seed in range(NUM_STEPS):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [_random_batch(settings, vocab_size, generator) for _ in range(num_micro_batches)]
+        num_tokens = num_micro_batches * drawn[0][0].numel()
+        batches = [tuple(tensor.to(device) for tensor in batch) for batch in drawn]
+        steps.append(StepData(-1, batches, num_tokens, num_tokens))
+    return steps
+
+
+def _random_batch(
+    settings: Settings, vocab_size: int, generator: torch.Generator
+) -> tuple[Tensor, ...]:
+    shape = (settings.training.batch_size, settings.training.context_length)
+    batch = [torch.randint(vocab_size, shape, generator=generator) for _ in range(2)]
+    if settings.data.document_masking:
+        batch.append((torch.arange(shape[1]) // max(1, shape[1] // 3)).repeat(shape[0], 1))
+    return tuple(batch)
+
+
+def check_passes(
+    fast: Run,
+    plain: Run,
+    steps: Sequence[StepData],
+    names: Sequence[str],
+    dtype: torch.dtype,
+    *,
+    deterministic: bool,
+    plain_name: str = "eager code",
+) -> str | None:
+    """What is wrong with `fast`; None: on each of `steps` it computes what `plain` computes, within
+    the rounding of products in `dtype`. `names`: of the parameters. `plain_name`: for a sentence.
+    See `check_kernel`."""
+    return check_kernel(
+        lambda data: _digest(fast(data), names),
+        lambda data: _digest(plain(data), names),
+        steps,
+        Tolerance(
+            partial(_off, dtype=dtype, plain_name=plain_name),
+            lambda varying: f"{NUM_CALLS} equal steps give other bits of {varying[0]}",
+        ),
+        NUM_CALLS if deterministic else 1,
+    )
+
+
+def _digest(done: Pass, names: Sequence[str]) -> Outputs:
+    """On the host, for gradients of a whole model are held once, on its device: the loss; of each
+    gradient its norm, a sample, and the sum of its bits."""
+    gradients = [gradient.detach() for gradient in done.gradients]
+    norms = torch.stack(torch._foreach_norm(gradients)).to("cpu", torch.float32)
+    outputs = {_LOSS: whole(done.loss.detach().to("cpu", torch.float64))}
+    for name, gradient, norm in zip(names, gradients, norms, strict=True):
+        values = torch.cat([norm[None], _sample(gradient)])
+        outputs[_GRADIENT.format(name)] = Output(values, _sum_of_bits(gradient).cpu())
+    return outputs
+
+
+def _sum_of_bits(gradient: Tensor) -> Tensor:
+    """Part by part: a CPU writes out what it adds up, in 64 bits."""
+    parts = torch.split(gradient.view(torch.int32).view(-1), _PART)
+    return torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum()
+
+
+def _sample(gradient: Tensor) -> Tensor:
+    flat = gradient.reshape(-1)
+    # A copy on a CPU, too: a view would hold the whole gradient.
+    return flat[:: max(1, len(flat) // _SAMPLE)].to("cpu", torch.float32, copy=True)
+
+
+def _off(
+    _: StepData, got: Outputs, wanted: Outputs, *, dtype: torch.dtype, plain_name: str
+) -> str | None:
+    loss, plain = float(got[_LOSS].values), float(wanted[_LOSS].values)
+    if not math.isclose(loss, plain, rel_tol=LOSS_TOLERANCE[dtype]):
+        return f"its loss is {loss:.6g}, and {plain:.6g} by {plain_name}"
+    gradients = [name for name in got if name != _LOSS]
+    rounding = _EPS * math.hypot(*(float(wanted[name].values[0]) for name in gradients))
+    for name in gradients:
+        values, expected = got[name].values, wanted[name].values
+        of_norm = _share(values[:1], expected[:1], rounding)
+        of_sample = _share(values[1:], expected[1:], rounding)
+        error = max(of_norm, of_sample)
+        if not error <= TOLERANCE[dtype]:  # a NaN is no number within it
+            return f"{name} is off by {error:.2g} of its size ({TOLERANCE[dtype]:g} is allowed)"
+    return None
+
+
+def _share(got: Tensor, wanted: Tensor, rounding: float) -> float:
+    """The error as a share of the size. Nothing is left of some gradients but `rounding` (of a
+    query's weights, where each position sees itself alone), or nothing at all (of a row that no
+    token has)."""
+    error, size = float((got - wanted).norm()), float(wanted.norm())
+    if error <= rounding:
+        return 0.0
+    return error / size if size else math.inf
 
 
 def _refuse_without_compiler() -> None:

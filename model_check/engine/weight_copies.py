@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from model_check.config.derived import num_micro_batches
-from model_check.engine.compile_trial import Pass, Run, obstacle_of, random_steps
+from model_check.engine.compile import Pass, Run, check_passes, random_steps
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate
@@ -34,7 +34,7 @@ def _obstacle(state: TrainingState, fast: StepPlan, plain: StepPlan) -> str | No
     num_batches = min(2, num_micro_batches(state.settings, plain.world.size))
     try:
         with uncompiled(state.model):
-            return obstacle_of(
+            return check_passes(
                 _run(state, fast),
                 _run(state, plain),
                 random_steps(state.settings, state.shape.vocab_size, plain.device, num_batches),

@@ -21,7 +21,7 @@ from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenize
 from model_check.engine.saving.lineage import newest_in
 from model_check.errors import ConfigError
 from model_check.library import model_of
-from model_check.models.attention import BACKENDS
+from model_check.models.attention import sdpa
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.build_model import unfilled_model
 from model_check.utils.files import read_text, read_whole
@@ -120,7 +120,7 @@ def _of_directory(directory: Path, device: torch.device, given: Path | None) -> 
     tree = {"model": values, "training": {"context_length": config.max_position_embeddings}}
     settings = msgspec.convert(tree, Settings)
     shape = geometry(settings.model, values["vocab_size"])
-    model = unfilled_model(settings, shape, BACKENDS["sdpa"], device)
+    model = unfilled_model(settings, shape, sdpa, device)
     load_weights(model, settings.model, directory)
     place = given or directory / TOKENIZER
     end_token = declared_in(place.parent).end

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from model_check.engine import compile as compile_module
 from model_check.engine.batches import StepData
-from model_check.engine.compile import take_cache
-from model_check.engine.compile_trial import Pass, obstacle_of
+from model_check.engine.compile import Pass, check_passes, take_cache
 from model_check.engine.uncompiled import is_compiled, uncompiled
 from model_check.errors import CheckpointError, ConfigError
 from model_check.events import Evaluation, Phase
@@ -200,7 +199,7 @@ def test_a_gradient_of_nothing_but_rounding_is_held_against_all_of_them(
 
     data = StepData(0, [], 1, 1)
     options = {"deterministic": True}
-    found = obstacle_of(passes(value), passes(1e-8), [data], ["a", "wq"], torch.float32, **options)
+    found = check_passes(passes(value), passes(1e-8), [data], ["a", "wq"], torch.float32, **options)
     assert (found is None) is is_rounding, found
 
 

@@ -31,7 +31,7 @@ from model_check.config.schema import (
 from model_check.config.shape import geometry
 from model_check.data.build.prepare import prepare
 from model_check.events import Done, decode
-from model_check.models.attention import BACKENDS
+from model_check.models.attention import backend
 from model_check.models.build_model import build_model
 from model_check.utils.worker_env import EVENTS_FD, TOKEN_CACHE
 from tests.deadline import DEADLINE_S
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 def kept_bytes(settings: Settings) -> int:
     """What autograd holds after a forward pass: weights' 16-bit copies and activations."""
     shape = geometry(settings.model, 257)
-    attend = BACKENDS[settings.model.attention_backend]
+    attend = backend(settings.model.attention_backend)
     model = build_model(settings, shape, attend, torch.device("cpu"))
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     held: dict[int, Tensor] = {}
