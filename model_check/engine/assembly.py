@@ -46,7 +46,7 @@ from model_check.engine.watch import Watch
 from model_check.engine.weight_copies import take_copies
 from model_check.errors import ConfigError
 from model_check.events import Phase, Scalar
-from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
+from model_check.forensics.fingerprint import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
 from model_check.models.attention import AttentionFn
 from model_check.models.basic_llama import BasicLlama

@@ -35,7 +35,7 @@ from model_check.engine.run_context import RunContext
 from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import own_sums
 from model_check.events import Scalar
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint import fingerprint_for
 from model_check.forensics.shard import fill, is_shared, named_part, own_values
 from model_check.models.basic_llama import BasicLlama
 

@@ -17,8 +17,7 @@ from model_check.engine.step import StepResult
 from model_check.engine.stop import Terminated
 from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, Evidence, NonFinite, Phase
-from model_check.forensics.fingerprint import eager_fingerprint
-from model_check.forensics.fingerprint_kernel import Kernel
+from model_check.forensics.fingerprint import Kernel, eager_fingerprint
 from model_check.forensics.manifest import read_manifest
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
