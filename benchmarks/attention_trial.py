@@ -61,7 +61,7 @@ def row(name: str, needs: KernelNeeds) -> str:
     label = f"{name:<13}{bits:<10}{'documents' if needs.documents else '':<10}"
     started = time.perf_counter()
     try:
-        chosen = choose_attention(name, needs, PRODUCTION)
+        chosen = choose_attention(name, needs, PRODUCTION, {})
     except ModelCheckError as error:
         return f"{label} no: {error}"
     seconds = time.perf_counter() - started

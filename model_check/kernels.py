@@ -9,6 +9,7 @@ Attention and AdamW are checked here; compiled code, which needs the model, in `
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -36,35 +37,36 @@ Outputs = Mapping[str, Output]
 Inputs = TypeVar("Inputs")
 
 
-class Tolerance(NamedTuple):
-    """How far a kernel may be from its reference, and how a sentence tells it."""
+Tolerance = Callable[[Inputs, Outputs, Outputs], str | None]
+"""(inputs, the kernel's outputs, those of its reference) -> what is wrong; None: nothing."""
 
-    off: Callable[[Any, Outputs, Outputs], str | None]
-    """(inputs, the kernel's outputs, those of its reference) -> what is wrong; None: nothing."""
-    varying: Callable[[list[str]], str]
-    """The names of the outputs that varied -> what is wrong."""
+
+def _other_bits(names: Sequence[str]) -> str:
+    return f"gave other bits of {', '.join(names)} in {NUM_CALLS} equal calls"
 
 
 def check_kernel(
     candidate: Callable[[Inputs], Outputs],
     reference: Callable[[Inputs], Outputs],
     inputs: Iterable[Inputs],
-    tolerance: Tolerance,
+    tolerance: Tolerance[Inputs],
     num_calls: int = NUM_CALLS,
+    varying: Callable[[list[str]], str] = _other_bits,
 ) -> str | None:
     """What is wrong with `candidate`; None: on each of `inputs` it computes what `reference`
-    computes, with the same bits in `num_calls` calls. It waits for the device, and holds two
-    outputs at a time. What they raise goes on.
+    computes, with the same bits in `num_calls` calls. `varying`: says which outputs had other
+    bits. It waits for the device, and holds two outputs at a time. What they raise goes
+    on.
 
     All calls are made, whatever they show: where ranks share a model they compute together.
     """
     found: list[str | None] = []
     for given in inputs:
-        first, varying = candidate(given), dict[str, None]()
+        first, names = candidate(given), dict[str, None]()
         for _ in range(num_calls - 1):
-            varying |= dict.fromkeys(_differing(first, candidate(given)))
-        found.append(tolerance.varying([*varying]) if varying else None)
-        found.append(tolerance.off(given, first, reference(given)))
+            names |= dict.fromkeys(_differing(first, candidate(given)))
+        found.append(varying([*names]) if names else None)
+        found.append(tolerance(given, first, reference(given)))
     return next(filter(None, found), None)
 
 
@@ -167,17 +169,12 @@ def try_attention(
     """Check `attend`, both passes, on random numbers of these shapes, drawn from a generator of its
     own. Whatever it raises is an obstacle, but for a want of memory: that is no kernel's fault. One
     that never returns is ended by the launcher's limit of silence."""
-    num_calls = NUM_CALLS if deterministic else 1
+    candidate, num_calls = partial(_both_passes, attend), NUM_CALLS if deterministic else 1
     try:
         given = _attention_inputs(shape, device, dtype, documents=documents)
         kernel = _name_of_kernel(attend(given.q, given.k, given.v, given.visible))
-        tolerance = Tolerance(_attention_off, _attention_varying)
-        return Tried(
-            kernel,
-            check_kernel(
-                lambda x: _both_passes(attend, x), _definition, [given], tolerance, num_calls
-            ),
-        )
+        obstacle = check_kernel(candidate, _definition, [given], _attention_off, num_calls)
+        return Tried(kernel, obstacle)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     # Kernels raise what they like: AssertionError, TypeError, CUDA's RuntimeError.
@@ -261,10 +258,6 @@ def _attention_off(given: _AttentionInputs, got: Outputs, wanted: Outputs) -> st
     return None
 
 
-def _attention_varying(names: Sequence[str]) -> str:
-    return f"gave other bits of {', '.join(names)} in {NUM_CALLS} equal calls"
-
-
 def _row_error(got: Tensor, wanted: Tensor) -> float:
     """The worst row's. Rows whose gradients cancel are held against the mean row."""
     size = torch.maximum(_size(wanted, dim=-1), _size(wanted, dim=None))
@@ -319,10 +312,14 @@ def check_update(update: Update, device: torch.device) -> str | None:
     in two calls, and changes nothing in a step that it must refuse. Raises
     torch.OutOfMemoryError."""
     inputs = [_AdamwInputs(_state(device), refused) for refused in (False, True)]
-    tolerance = Tolerance(_adamw_off, _adamw_varying)
     try:
         return check_kernel(
-            lambda x: _updated(update, x), lambda x: _updated(plain_adamw_, x), inputs, tolerance, 2
+            partial(_updated, update),
+            partial(_updated, plain_adamw_),
+            inputs,
+            _adamw_off,
+            2,
+            lambda names: f"gave other bits of {names[0]} in two equal calls",
         )
     except torch.OutOfMemoryError:
         raise
@@ -387,14 +384,6 @@ def _updated(update: Update, given: _AdamwInputs) -> Outputs:
     steps = [step] * len(_SIZES)
     update(*state, [], steps, **_ADAMW_OPTIONS, grad_scale=scale, found_inf=gate)
     return {name: whole(torch.cat(each)) for name, each in zip(_STATE, state, strict=True)}
-
-
-def _adamw_varying(names: Sequence[str]) -> str:
-    return f"gave other bits of {names[0]} in two equal calls"
-
-
-def _adamw_varying(names: Sequence[str]) -> str:
-    return f"gave other bits of {names[0]} in two equal calls"
 
 
 def _adamw_off(given: _AdamwInputs, got: Outputs, wanted: Outputs) -> str | None:

@@ -28,7 +28,7 @@ from model_check.engine.step import StepPlan, accumulate
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
-from model_check.kernels import NUM_CALLS, Output, Outputs, Tolerance, check_kernel, whole
+from model_check.kernels import NUM_CALLS, Output, Outputs, check_kernel, whole
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.loss import ChunkLoss, loss_and_gradient
 from model_check.utils.held import hold_own, make_unlinked
@@ -197,11 +197,9 @@ def check_passes(
         lambda data: _digest(fast(data), names),
         lambda data: _digest(plain(data), names),
         steps,
-        Tolerance(
-            partial(_off, dtype=dtype, plain_name=plain_name),
-            lambda varying: f"{NUM_CALLS} equal steps give other bits of {varying[0]}",
-        ),
+        partial(_off, dtype=dtype, plain_name=plain_name),
         NUM_CALLS if deterministic else 1,
+        lambda varying: f"{NUM_CALLS} equal steps give other bits of {varying[0]}",
     )
 
 

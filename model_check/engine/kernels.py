@@ -179,16 +179,10 @@ def choose_kernels(
     tried = AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, time)
     name = settings.model.attention_backend
     candidates = described_candidates(name, needs)
-    try:
-        with kept_rng():
-            attention = choose_attention(name, needs, tried)
-    except NoKernel as error:
-        trials |= {"attention_candidates": candidates, **error.trials}
-        raise NoKernel(str(error), trials) from error
-    except DeviceLost as error:
-        trials |= {"attention_candidates": candidates, **error.trials}
-        raise DeviceLost(context.device, trials) from error
-    return Kernels(attention, candidates, update, trials | dict(attention.trials))
+    with kept_rng():
+        before = {**trials, "attention_candidates": candidates}
+        attention = choose_attention(name, needs, tried, before)
+    return Kernels(attention, candidates, update, {**trials, **attention.trials})
 
 
 def choose_update(device: torch.device) -> tuple[Update, str | None]:
@@ -197,10 +191,13 @@ def choose_update(device: torch.device) -> tuple[Update, str | None]:
     return (torch._fused_adamw_, None) if obstacle is None else (plain_adamw_, obstacle)
 
 
-def choose_attention(name: str, needs: KernelNeeds, shape: AttentionShape) -> Attention:
+def choose_attention(
+    name: str, needs: KernelNeeds, shape: AttentionShape, before: Mapping[str, str]
+) -> Attention:
     """The first backend for `name` that passes its check. Raises NoKernel where a name allows one
     backend alone and it fails, or where none passes; DeviceLost; ConfigError where a named one
-    cannot act here; torch.OutOfMemoryError. Each says what to do."""
+    cannot act here; torch.OutOfMemoryError. Each says what to do; the first two have `before`, what
+    was shown so far, and what these checks showed."""
     candidates, reason = candidates_for(name, needs)
     trials: dict[str, str] = {}
     for candidate in candidates:
@@ -209,17 +206,17 @@ def choose_attention(name: str, needs: KernelNeeds, shape: AttentionShape) -> At
         if attend is not None and tried.obstacle is None:
             return _taken(candidate, attend, tried, reason, trials)
         if not answers(needs.device):
-            raise DeviceLost(needs.device, trials)
+            raise DeviceLost(needs.device, {**before, **trials})
         if candidates == [name]:
             obstacle = f"in its trial at the start it {tried.obstacle}"
-            raise NoKernel(backend_refusal(name, obstacle), trials)
+            raise NoKernel(backend_refusal(name, obstacle), {**before, **trials})
         if candidate == "cudnn":  # nor may torch take it for sdpa
             torch.backends.cuda.enable_cudnn_sdp(False)
     shown = (f"{trial.removeprefix(TRIAL_OF)} {what}" for trial, what in trials.items())
     raise NoKernel(
         f"model.attention_backend = {name!r}: no kernel computes attention as it must here: "
         f"{'; '.join(shown)}; where even eager fails, suspect the device or its driver",
-        trials,
+        {**before, **trials},
     )
 
 

@@ -60,7 +60,7 @@ def test_a_kernel_that_errs_is_told_and_another_one_is_taken(
     packages: Path, said: str, name: str
 ) -> None:
     write_flash(packages / FLASH, **FAULTS[said])
-    chosen = choose_attention(name, needs(), SHAPE)
+    chosen = choose_attention(name, needs(), SHAPE, {})
     assert chosen.kernel == "ScaledDotProductFlashAttentionForCpu"
     assert list(chosen.trials) == [
         trial_of(f"attention kernel {n}") for n in ("flash_attn", "sdpa")
@@ -79,14 +79,14 @@ def test_a_kernel_that_errs_is_refused_where_it_was_named(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spoilt)
     said = "gave out that is off by 0.2 of its size (0.05 is allowed)"
     with pytest.raises(NoKernel, match=r"in its trial at the start it .*; set mo") as raised:
-        choose_attention("sdpa", needs(), SHAPE)
+        choose_attention("sdpa", needs(), SHAPE, {})
     assert said in str(raised.value)
     assert raised.value.trials == {"trial of attention kernel sdpa": said}
 
 
 def test_a_kernel_that_passes_is_taken_though_bits_are_compared(packages: Path) -> None:
     write_flash(packages / FLASH)
-    chosen = choose_attention("auto", needs(), SHAPE)
+    chosen = choose_attention("auto", needs(), SHAPE, {})
     assert chosen.name == "flash_attn"
     assert chosen.trials == {"trial of attention kernel flash_attn": PASSED}
     assert "the same bits each time in its trial" in chosen.reason
@@ -94,7 +94,7 @@ def test_a_kernel_that_passes_is_taken_though_bits_are_compared(packages: Path) 
 
 def test_other_bits_matter_only_where_bits_are_compared(packages: Path) -> None:
     write_flash(packages / FLASH, **FAULTS["other bits of dk"])
-    assert choose_attention("auto", needs(deterministic=False), SHAPE).name == "flash_attn"
+    assert choose_attention("auto", needs(deterministic=False), SHAPE, {}).name == "flash_attn"
 
 
 @pytest.mark.parametrize("documents", [False, True])
@@ -156,7 +156,7 @@ def test_a_masked_run_never_meets_cudnn(cudnn_switch: None) -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     for documents in (False, True):
         wanted = KernelNeeds(CPU, torch.float32, deterministic=False, documents=documents)
-        choose_attention("sdpa", wanted, SHAPE)
+        choose_attention("sdpa", wanted, SHAPE, {})
         assert torch.backends.cuda.cudnn_sdp_enabled() != documents
 
 
@@ -280,7 +280,7 @@ def test_what_this_gpu_has_passes_or_says_why(name: str) -> None:
     torch.set_deterministic_debug_mode("default" if name == "cudnn" else "error")
     try:
         wanted = KernelNeeds(torch.device("cuda"), torch.bfloat16, deterministic=name != "cudnn")
-        chosen = choose_attention(name, wanted, AttentionShape(32, 8, 128, 8192))
+        chosen = choose_attention(name, wanted, AttentionShape(32, 8, 128, 8192), {})
     except ConfigError as error:
         pytest.skip(str(error))
     finally:
