@@ -215,6 +215,9 @@ def _definition(given: _AttentionInputs) -> Outputs:
     whose scores are small."""
     exact = torch.float64 if given.q.dtype == torch.float32 else torch.float32
     num_groups, time = given.k.shape[1], given.q.shape[2]
+    visible = given.visible
+    if visible is None:  # one document
+        visible = visible_within(torch.zeros(1, time, device=given.q.device))
     per_group = given.q.shape[1] // num_groups
     num_rows = max(1, MOST_SCORES // (given.q.shape[0] * per_group * time))
     out, dq, dk, dv = (torch.zeros_like(x, dtype=exact) for x in (given.q, *given[:3]))
@@ -224,23 +227,13 @@ def _definition(given: _AttentionInputs) -> Outputs:
         for first in range(0, time, num_rows):
             rows = slice(first, first + num_rows)
             q = given.q.detach()[:, heads, rows].to(exact).requires_grad_()
-            part = eager(q, k, v, _visible_to(rows, given))
+            part = eager(q, k, v, visible[:, :, rows])
             product = part * given.out_grad[:, heads, rows]
             gradients = torch.autograd.grad(product.sum(), (q, k, v))
             out[:, heads, rows], dq[:, heads, rows] = part.detach(), gradients[0]
             dk[:, own] += gradients[1]
             dv[:, own] += gradients[2]
     return {"out": whole(out), "dq": whole(dq), "dk": whole(dk), "dv": whole(dv)}
-
-
-def _visible_to(rows: slice, given: _AttentionInputs) -> Tensor:
-    """bool [B or 1, 1, rows, T]"""
-    if given.visible is not None:
-        return given.visible[:, :, rows]
-    time = given.q.shape[2]
-    num_rows = len(range(*rows.indices(time)))
-    every = torch.ones(1, 1, num_rows, time, dtype=torch.bool, device=given.q.device)
-    return every.tril(rows.start)
 
 
 def _attention_off(given: _AttentionInputs, got: Outputs, wanted: Outputs) -> str | None:

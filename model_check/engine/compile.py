@@ -10,10 +10,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,29 +111,17 @@ def _compiled_chunk_loss() -> ChunkLoss:
 def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
     """Why compiled code is not taken; None: it is. Compiles it first. Raises ConfigError where the
     compiler fails and ranks share the model: the others wait for this one's weights."""
-    model, settings, device = state.model, state.settings, plan.device
+    steps = random_steps(state.settings, state.shape.vocab_size, plan.device)
 
-    def run(data: StepData) -> Pass:
-        loss = accumulate(model, data, state.optimizer, plan)
-        return Pass(loss, state.optimizer.gradients())
+    def run_eagerly(data: StepData) -> Outputs:
+        with uncompiled(state.model):
+            return digest_of_step(state, plan, data)
 
-    def run_eagerly(data: StepData) -> Pass:
-        with uncompiled(model):
-            return run(data)
-
-    steps = random_steps(settings, state.shape.vocab_size, device)
     try:
         if state.context.splits:
-            with untouched(model), plan.forward_context():
-                model(*steps[0].micro_batches[0])
-        return check_passes(
-            run,
-            run_eagerly,
-            steps,
-            list(state.optimizer.named),
-            plan.dtype,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
+            with untouched(state.model), plan.forward_context():
+                state.model(*steps[0].micro_batches[0])
+        return check_steps(partial(digest_of_step, state, plan), run_eagerly, steps, plan.dtype)
     except (torch.OutOfMemoryError, torch.AcceleratorError, PeerLost):
         raise
     except Exception as error:  # compilers raise what they like
@@ -143,17 +130,6 @@ def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
             return why
         text = f"training.compile = true: {why}; set training.compile=false"
         raise ConfigError(text) from error
-
-
-class Pass(NamedTuple):
-    """What both passes of a step leave."""
-
-    loss: Tensor
-    gradients: Sequence[Tensor]
-    """In the order of the model."""
-
-
-Run = Callable[[StepData], Pass]
 
 
 def random_steps(
@@ -180,36 +156,37 @@ def _random_batch(
     return tuple(batch)
 
 
-def check_passes(
-    fast: Run,
-    plain: Run,
+def check_steps(
+    fast: Callable[[StepData], Outputs],
+    plain: Callable[[StepData], Outputs],
     steps: Sequence[StepData],
-    names: Sequence[str],
     dtype: torch.dtype,
-    *,
-    deterministic: bool,
     plain_name: str = "eager code",
 ) -> str | None:
     """What is wrong with `fast`; None: on each of `steps` it computes what `plain` computes, within
-    the rounding of products in `dtype`. `names`: of the parameters. `plain_name`: for a sentence.
-    See `check_kernel`."""
+    the rounding of products in `dtype`. `plain_name`: for a sentence. See `check_kernel`."""
     return check_kernel(
-        lambda data: _digest(fast(data), names),
-        lambda data: _digest(plain(data), names),
+        fast,
+        plain,
         steps,
         partial(_off, dtype=dtype, plain_name=plain_name),
-        NUM_CALLS if deterministic else 1,
+        NUM_CALLS if torch.are_deterministic_algorithms_enabled() else 1,
         lambda varying: f"{NUM_CALLS} equal steps give other bits of {varying[0]}",
     )
 
 
-def _digest(done: Pass, names: Sequence[str]) -> Outputs:
+def digest_of_step(state: TrainingState, plan: StepPlan, data: StepData) -> Outputs:
+    """What both passes of a step leave."""
+    loss = accumulate(state.model, data, state.optimizer, plan)
+    return digest(loss, dict(zip(state.optimizer.named, state.optimizer.gradients(), strict=True)))
+
+
+def digest(loss: Tensor, gradients: Mapping[str, Tensor]) -> Outputs:
     """On the host, for gradients of a whole model are held once, on its device: the loss; of each
     gradient its norm, a sample, and the sum of its bits."""
-    gradients = [gradient.detach() for gradient in done.gradients]
-    norms = torch.stack(torch._foreach_norm(gradients)).to("cpu", torch.float32)
-    outputs = {_LOSS: whole(done.loss.detach().to("cpu", torch.float64))}
-    for name, gradient, norm in zip(names, gradients, norms, strict=True):
+    norms = torch.stack(torch._foreach_norm([*gradients.values()])).to("cpu", torch.float32)
+    outputs = {_LOSS: whole(loss.detach().to("cpu", torch.float64))}
+    for (name, gradient), norm in zip(gradients.items(), norms, strict=True):
         values = torch.cat([norm[None], _sample(gradient)])
         outputs[_GRADIENT.format(name)] = Output(values, _sum_of_bits(gradient).cpu())
     return outputs

@@ -89,10 +89,6 @@ class _Part:
     tensor: Tensor = field(default_factory=lambda: torch.empty(0))
     """Of the state; empty for a gradient, which is another one in each step."""
 
-    @property
-    def end(self) -> int:
-        return self.first + self.entry.num_values
-
 
 @dataclass(eq=False)
 class _Selection:
@@ -105,11 +101,6 @@ class _Selection:
     num_bytes: int = 0
     name: str = "all"
     """Or the number of its slot."""
-
-    @cached_property
-    def tensors(self) -> list[Tensor]:
-        """Of the state."""
-        return [part.tensor for part in self.state]
 
     @cached_property
     def left(self) -> Layout:
@@ -169,7 +160,7 @@ def _within(block: Block, parts: Sequence[_Part]) -> tuple[_Piece, list[int]]:
         if part.owner not in own_parts:
             continue
         which, own = own_parts[part.owner]
-        first, end = max(part.first, own.first), min(part.end, own.end)
+        first, end = max(part.first, own.first), min(part.first + part.entry.num_values, own.end)
         if first >= end:
             continue
         numbers.append(number)
@@ -351,7 +342,7 @@ class Fingerprints:
     def of_state_now(self) -> Prints:
         """What the last update left a fingerprint of is taken again; at first, all."""
         held = self._left or self._all
-        return Prints(held.before, self._sums(held.tensors))
+        return Prints(held.before, self._sums([part.tensor for part in held.state]))
 
     def _looks(self) -> tuple[_Look, _Look]:
         """Before the update, and after it."""

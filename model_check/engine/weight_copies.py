@@ -2,14 +2,15 @@
 what they are where autocast casts the weights."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from model_check.config.derived import num_micro_batches
-from model_check.engine.compile import Pass, Run, check_passes, random_steps
+from model_check.engine.compile import check_steps, digest_of_step, random_steps
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
-from model_check.engine.step import StepPlan, accumulate
+from model_check.engine.step import StepPlan
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import PeerLost
 from model_check.utils.words import first_line
@@ -34,22 +35,14 @@ def _obstacle(state: TrainingState, fast: StepPlan, plain: StepPlan) -> str | No
     num_batches = min(2, num_micro_batches(state.settings, plain.world.size))
     try:
         with uncompiled(state.model):
-            return check_passes(
-                _run(state, fast),
-                _run(state, plain),
+            return check_steps(
+                partial(digest_of_step, state, fast),
+                partial(digest_of_step, state, plain),
                 random_steps(state.settings, state.shape.vocab_size, plain.device, num_batches),
-                list(state.optimizer.named),
                 plain.dtype,
-                deterministic=torch.are_deterministic_algorithms_enabled(),
-                plain_name="autocast",
+                "autocast",
             )
     except (torch.OutOfMemoryError, torch.AcceleratorError, PeerLost):
         raise
     except Exception as error:
         return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _run(state: TrainingState, plan: StepPlan) -> Run:
-    return lambda data: Pass(
-        accumulate(state.model, data, state.optimizer, plan), state.optimizer.gradients()
-    )

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from model_check.engine import compile as compile_module
 from model_check.engine.batches import StepData
-from model_check.engine.compile import Pass, check_passes, take_cache
+from model_check.engine.compile import check_steps, digest, take_cache
 from model_check.engine.uncompiled import is_compiled, uncompiled
 from model_check.errors import CheckpointError, ConfigError
 from model_check.events import Evaluation, Phase
+from model_check.kernels import Outputs
 from model_check.models.basic_llama import BasicLlama
 from model_check.models.loss import ChunkLoss, loss_and_gradient
 from tests.engine.conftest import COMPILER, FakeBatch, FakeSource, Run, Worker
@@ -194,12 +195,12 @@ def test_a_gradient_of_nothing_but_rounding_is_held_against_all_of_them(
 ) -> None:
     """Where each position sees itself alone, that of a query's weights."""
 
-    def passes(of_query: float) -> Callable[[StepData], Pass]:
-        return lambda _: Pass(torch.ones(()), [torch.ones(8), torch.full((8,), of_query)])
+    def passes(of_query: float) -> Callable[[StepData], Outputs]:
+        gradients = {"a": torch.ones(8), "wq": torch.full((8,), of_query)}
+        return lambda _: digest(torch.ones(()), gradients)
 
     data = StepData(0, [], 1, 1)
-    options = {"deterministic": True}
-    found = check_passes(passes(value), passes(1e-8), [data], ["a", "wq"], torch.float32, **options)
+    found = check_steps(passes(value), passes(1e-8), [data], torch.float32)
     assert (found is None) is is_rounding, found
 
 
