@@ -96,28 +96,28 @@ def answers(device: torch.device) -> bool:
 
 # Attention. B batch, H query heads, G key/value heads, T time, D width of a head.
 
-LONGEST = 2048
+MAX_POSITIONS = 2048
 """Positions: several blocks of every kernel, whose sums then have an order that can vary."""
-SHORTEST = 64
-CPU_BUDGET = 2**26
+MIN_POSITIONS = 64
+CPU_PRODUCTS = 2**26
 """H x T x T x D on a CPU: about 30 ms a call (one core, bfloat16 and float32, measured)."""
 _NARROW = 32
 """With a narrower head a CPU spends its time on scores, not on products (measured)."""
-FEWEST_ROWS = 64
+MIN_ROWS = 64
 """Positions of all sequences: a short one is drawn so often. Of a few rows all may cancel, and then
 only their rounding is left to compare with."""
-MOST_SCORES = 2**20
+MAX_SCORES = 2**20
 """Scores of the definition at a time: 4 MiB of float32 a tensor, which has five to ten of them. The
 runtime's part of the memory plan (config/memory.py) covers that."""
-_FEWEST = 2
+_MIN_TIME = 2
 """With one position alone, q and k have no gradients to compare."""
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
+ATTENTION_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 """A row's error, as a share of the row, or of the mean row where that is larger. Measured on a
 CPU, sdpa and eager alike: at most 6e-6, 0.02 and 0.004. Float32 may have more than a CPU needs:
 GPUs add in other orders."""
-_FEW = 8
+_FEW_NUMBERS = 8
 """The error of a row with fewer numbers is less of a mean: more is allowed."""
-_MOST_NODES = 20
+_MAX_NODES = 20
 """Of autograd's graph between the output and the kernel."""
 
 
@@ -133,10 +133,11 @@ class AttentionShape:
 
     def tried_time(self, device: torch.device) -> int:
         """Positions of a check."""
-        time = min(max(self.time, _FEWEST), LONGEST)
+        time = min(max(self.time, _MIN_TIME), MAX_POSITIONS)
         of_positions = self.num_heads * max(_NARROW, self.head_dim)
-        while device.type == "cpu" and time > SHORTEST and of_positions * time**2 > CPU_BUDGET:
-            time = max(SHORTEST, time // 2)
+        if device.type == "cpu":
+            while time > MIN_POSITIONS and of_positions * time**2 > CPU_PRODUCTS:
+                time = max(MIN_POSITIONS, time // 2)
         return time
 
 
@@ -186,7 +187,7 @@ def _attention_inputs(
     shape: AttentionShape, device: torch.device, dtype: torch.dtype, *, documents: bool
 ) -> _AttentionInputs:
     generator, time = torch.Generator(device).manual_seed(0), shape.tried_time(device)
-    num_sequences = -(-FEWEST_ROWS // time)
+    num_sequences = -(-MIN_ROWS // time)
 
     def draw(num_heads: int) -> Tensor:
         # Heads lie within positions, as a block's products leave them: kernels ask for strides.
@@ -195,9 +196,9 @@ def _attention_inputs(
         return drawn.transpose(1, 2)
 
     q, k, v = (draw(n).requires_grad_() for n in (shape.num_heads, *[shape.num_kv_heads] * 2))
-    # The border of documents is no multiple of any kernel's block. The first has _FEWEST positions.
+    # The border of documents is no multiple of a kernel's block. The first has _MIN_TIME positions.
     numbers = torch.arange(time, device=device).expand(num_sequences, time)
-    is_second = numbers > max(_FEWEST - 1, time // 3)
+    is_second = numbers > max(_MIN_TIME - 1, time // 3)
     visible = visible_within(is_second.long()) if documents else None
     return _AttentionInputs(q, k, v, draw(shape.num_heads), visible)
 
@@ -219,7 +220,7 @@ def _definition(given: _AttentionInputs) -> Outputs:
     if visible is None:  # one document
         visible = visible_within(torch.zeros(1, time, device=given.q.device))
     per_group = given.q.shape[1] // num_groups
-    num_rows = max(1, MOST_SCORES // (given.q.shape[0] * per_group * time))
+    num_rows = max(1, MAX_SCORES // (given.q.shape[0] * per_group * time))
     out, dq, dk, dv = (torch.zeros_like(x, dtype=exact) for x in (given.q, *given[:3]))
     for group in range(num_groups):
         own, heads = slice(group, group + 1), slice(group * per_group, (group + 1) * per_group)
@@ -237,7 +238,7 @@ def _definition(given: _AttentionInputs) -> Outputs:
 
 
 def _attention_off(given: _AttentionInputs, got: Outputs, wanted: Outputs) -> str | None:
-    allowed = TOLERANCE[given.q.dtype] * max(1.0, _FEW / given.q.shape[-1]) ** 0.5
+    allowed = ATTENTION_TOLERANCE[given.q.dtype] * max(1.0, _FEW_NUMBERS / given.q.shape[-1]) ** 0.5
     for name, (tensor, _) in got.items():
         if num_bad := int((~tensor.isfinite()).sum()):
             return f"gave {num_bad:,} of {tensor.numel():,} numbers of {name} that are not finite"
@@ -266,7 +267,7 @@ def _name_of_kernel(out: Tensor) -> str | None:
     math kernel, which is many operators. Not from a profile: CUPTI, once started, stays."""
     nodes = [out.grad_fn]
     for node in nodes:
-        if node is None or len(nodes) > _MOST_NODES:
+        if node is None or len(nodes) > _MAX_NODES:
             continue
         if any(word in node.name().lower() for word in ("attention", "attn", "flash")):
             return node.name().removesuffix("0").removesuffix("Backward")

@@ -250,7 +250,7 @@ def test_a_check_takes_no_more_memory_than_the_smallest_training(
     monkeypatch: pytest.MonkeyPatch, heads: tuple[int, int, int], name: str, documents: bool
 ) -> None:
     """One block of that attention, one sequence of those positions."""
-    monkeypatch.setattr(kernels, "CPU_BUDGET", 2**60)  # as much as on a GPU
+    monkeypatch.setattr(kernels, "CPU_PRODUCTS", 2**60)  # as much as on a GPU
     num_heads, num_kv_heads, head_dim = heads
     shape = AttentionShape(num_heads, num_kv_heads, head_dim, 512)
     with Allocated() as allocated:
