@@ -18,13 +18,6 @@ def precision(training: TrainingSettings) -> str:
     return _SHORT.get(name, name)
 
 
-def wants_copies(settings: Settings) -> bool:
-    """Whether matrices are to be cast once a step: training.bf16_copies, where it can act (a preset
-    may leave it where it does not)."""
-    can = precision(settings.training) == "bf16" and settings.launch.mode != "fsdp"
-    return settings.training.bf16_copies and can
-
-
 def failing_severities(launch: LaunchSettings) -> tuple[Failing, ...]:
     """The severities of launch.fail_on, or of its older name."""
     return EVERY_FAILING if launch.fail_on_health else launch.fail_on

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from model_check.config.derived import wants_copies
 from model_check.config.fields import all_fields, given_by, setting_text, value_of
 from model_check.config.places import FALLBACK
 from model_check.config.ranks import JOBS
@@ -93,12 +92,6 @@ RULES = (
         _SAVING,
         _saves,
         "training.save_interval, save_last, save_best or save_on_signal",
-    ),
-    Rule(
-        ("training.bf16_copies",),
-        ("training.precision", "training.use_amp", "launch.mode"),
-        wants_copies,
-        "training.precision=bf16, and no launch.mode=fsdp, which gathers weights in bf16 itself",
     ),
     Rule(
         ("training.resume_anyway",),

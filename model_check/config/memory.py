@@ -31,8 +31,8 @@ class MemoryEstimate(Struct, frozen=True):
     """Bytes of one worker at the fullest moment of a step."""
 
     weights: int
-    """float32, with the 16-bit copies of the matrices that autocast keeps, or
-    training.bf16_copies; of a rank that shares the model, its shard."""
+    """float32, with the 16-bit copies of the matrices that autocast keeps; of a rank that shares
+    the model, its shard."""
     gathered: int
     """Of such a rank: what of others' weights it holds at a time, and whole gradients."""
     gradients: int

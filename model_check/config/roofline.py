@@ -18,7 +18,6 @@ from model_check.config.derived import (
     num_micro_batches,
     precision,
     segment_length,
-    wants_copies,
 )
 from model_check.config.flops import FlopsPerToken, flops_per_token, memory_flops
 from model_check.config.gpu_models import GpuModel
@@ -196,7 +195,7 @@ class _Sizes:
         """Of a block's, in a step: eager code keeps what autocast has cast; compiled code holds the
         casts themselves, and recomputed blocks once more."""
         training = self.settings.training
-        if wants_copies(self.settings) or not training.compile:
+        if not training.compile:
             return 1
         return self.num_micro * (2 if self.twice else 1)
 
@@ -209,9 +208,8 @@ class _Sizes:
         of_logit = 8 if self.settings.training.compile else 36
         # The embedding's gradient is filled with zeros first.
         of_weight = 4 + 4 + 8 * (num_chunks - 1)
-        num_casts = 1 if wants_copies(self.settings) else self.num_micro
         size = self.shape.vocab_size * self.shape.hidden_size
-        weights = size * (of_weight * self.num_micro + 6 * num_casts)
+        weights = size * self.num_micro * (of_weight + 6)
         return of_logit * self.tokens * self.shape.vocab_size + weights
 
     def _fingerprints(self) -> float:

@@ -196,10 +196,6 @@ class TrainingSettings(_Section, frozen=True):
     compile: Annotated[bool, TELL] = False
     """Compile blocks, last norm and loss with torch.compile before the first step, and take the
     compiled code where a trial shows that it computes what eager code does; false: eager."""
-    bf16_copies: Annotated[bool, TELL] = False
-    """Cast the float32 matrices to bf16 once a step, for all its micro-batches, where a trial shows
-    that steps are what they are under autocast; false: autocast casts them where they are used,
-    which compiled code does in each micro-batch. Checkpoints and updates know float32 alone."""
     gradient_checkpointing: Annotated[bool, TELL] = False
     """Recompute each block in the backward pass: less memory, a third more work."""
     loss_chunk_rows: Annotated[Count | None, TELL] = None

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_check.config.derived import is_check, num_micro_batches, wants_copies
+from model_check.config.derived import is_check, num_micro_batches
 from model_check.config.flops import flops_per_token
 from model_check.config.resume import settings_digest
 from model_check.config.schema import Settings
@@ -41,7 +41,6 @@ from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
 from model_check.engine.trainer import Trainer
 from model_check.engine.watch import Watch
-from model_check.engine.weight_copies import take_copies
 from model_check.errors import ConfigError
 from model_check.events import Phase, Scalar
 from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
@@ -82,9 +81,6 @@ def build_trainer(
     state = _make_state(settings, shape, dtype, kernels, log, context)
     tell_limits(settings, context.channels.say)
     plan = _make_plan(state, dtype, kernel, how)
-    if wants_copies(settings):
-        with explained(settings, context):
-            plan = take_copies(state, plan)
     reader = _make_reader(state, lag)
     worker, model = context.identity.worker, state.model
     injector = Injector(context.drill, worker, model, state.optimizer, context.world)

@@ -1,7 +1,6 @@
 """One optimizer step. Its numbers stay on the device; the caller decides when to wait for them."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,9 +13,7 @@ from model_check.engine.fingerprints import Fingerprints, Prints
 from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor, total_norm
 from model_check.engine.watch import Watch
-from model_check.models.basic_llama import BasicLlama
 from model_check.models.loss import root
-from model_check.models.weight_copies import holding_copies
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,12 @@ class StepPlan:
     watch: Watch
     fingerprints: Fingerprints
     world: World = ALONE
-    copies_of: BasicLlama | None = None
-    """The model whose matrices are cast where a forward context begins; None: autocast casts each
-    where it is used, and eager code keeps what it has cast."""
 
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """Autocast, with 16-bit copies of the weights until it ends: none may change inside."""
-        with ExitStack() as stack:
-            if self.dtype != torch.float32:
-                stack.enter_context(torch.autocast(self.device.type, dtype=self.dtype))
-            if self.copies_of is not None:
-                stack.enter_context(holding_copies(self.copies_of.multiplied, self.dtype))
-            yield
+    def forward_context(self) -> AbstractContextManager[object]:
+        """Autocast, which casts each weight once until it ends: none may change inside."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
 
 def train_step(

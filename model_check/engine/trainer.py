@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from model_check.config.derived import num_micro_batches, wants_copies
+from model_check.config.derived import num_micro_batches
 from model_check.data.read.loader import Batch
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource, StepData, gather
@@ -385,8 +385,6 @@ def _beginning(state: TrainingState, plan: StepPlan) -> dict[str, Scalar]:
     detail: dict[str, Scalar] = {}
     if state.settings.training.compile:
         detail["compiled"] = is_compiled(state.model)
-    if wants_copies(state.settings):
-        detail["bf16_copies"] = plan.copies_of is not None
     if progress.resumed is not None:
         detail |= {"first_step": progress.step, "resumed": str(progress.resumed)}
         detail["resumed_content"] = progress.resumed_content

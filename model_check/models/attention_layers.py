@@ -26,20 +26,15 @@ from model_check.models.compressive_memory import (
 from model_check.models.kv_cache import Cached
 from model_check.models.loss import compute_dtype, without_autocast
 from model_check.models.rope import rotate
-from model_check.models.weight_copies import Multiplier
 
 NO_DOCUMENT = -1
 """That of a position which only fills up a segment."""
 
 
-class Linear(nn.Linear, Multiplier):
+class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Left as allocated: `build_model` fills every matrix. (torch's own filling takes seconds,
         and on the meta device imports torch._dynamo.)"""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.weight_copy is None else self.weight_copy
-        return nn.functional.linear(x, weight)
 
 
 class Positions(NamedTuple):

@@ -30,7 +30,6 @@ from model_check.models.loss import (
     linear_cross_entropy,
 )
 from model_check.models.rope import positions_within
-from model_check.models.weight_copies import Multiplier
 
 
 class Embedding(nn.Embedding):
@@ -87,7 +86,7 @@ class Block(nn.Module):
         return out
 
 
-class HeadLoss(Multiplier):
+class HeadLoss(nn.Module):
     """The head and its cross entropy in one. It owns no weight: a tied head has the embedding's."""
 
     def __init__(self, chunk_rows: int) -> None:
@@ -112,7 +111,6 @@ class HeadLoss(Multiplier):
             self.chunk_rows,
             expected_grad,
             self.chunk_loss,
-            weight_copy=self.weight_copy,
             adds_in_float32=self.adds_in_float32,
         )
 
@@ -156,12 +154,6 @@ class BasicLlama(nn.Module):
     def head_weight(self) -> Tensor:
         """[V, E]"""
         return self.tok_embed.weight if self.tied else self.output.weight
-
-    @property
-    def multiplied(self) -> list[tuple[Multiplier, Tensor]]:
-        """What multiplies by a matrix, and that matrix."""
-        linears = [module for module in self.layers.modules() if isinstance(module, Linear)]
-        return [*((linear, linear.weight) for linear in linears), (self.loss, self.head_weight)]
 
     def set_rope(self, cos_TD: Tensor, sin_TD: Tensor) -> None:
         """The tables limit the context length. They follow from the settings, so checkpoints leave

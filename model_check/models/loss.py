@@ -42,7 +42,6 @@ def linear_cross_entropy(
     expected_grad: Tensor | None = None,
     chunk_loss: ChunkLoss | None = None,
     *,
-    weight_copy: Tensor | None = None,
     adds_in_float32: bool = False,
 ) -> Tensor:
     """Summed cross entropy of `hidden @ weight.T` against `targets`, a float32 scalar (float64 for
@@ -50,8 +49,7 @@ def linear_cross_entropy(
 
     Products are in autocast's dtype where it is on; softmax and accumulation are in float32.
     `chunk_rows`: see model_check.config.derived.loss_chunk_rows. `chunk_loss`: compiled code of
-    loss_and_gradient. `weight_copy`: of the weight, in the type of products. `adds_in_float32`: see
-    can_add_in_float32.
+    loss_and_gradient. `adds_in_float32`: see can_add_in_float32.
 
     `expected_grad`: what backward will be called with. 16-bit gradients are multiplied by it where
     they are rounded, and backward has nothing left to do; not by eager code of a CPU, where it
@@ -63,15 +61,13 @@ def linear_cross_entropy(
     # A parameter asks for its gradient even where gradients are off.
     if not torch.is_grad_enabled():
         weight_VH = weight_VH.detach()
-    if weight_copy is not None:  # the weight gets its gradient in float32, unrounded
-        weight_copy = weight_copy.detach()
     is_eager = chunk_loss is None and not torch.compiler.is_compiling()
     if dtype == weight_VH.dtype or (is_eager and hidden_NH.device.type == "cpu"):
         expected_grad = None
     way = _Way(dtype, chunk_rows, adds_in_float32, chunk_loss or loss_and_gradient)
     with without_autocast(hidden_NH):
         total: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden_NH, weight_VH, weight_copy, targets_N, expected_grad, way
+            hidden_NH, weight_VH, targets_N, expected_grad, way
         )
     return total
 
@@ -125,13 +121,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden_NH: Tensor,
         weight_VH: Tensor,
-        weight_copy: Tensor | None,
         targets_N: Tensor,
         factor: Tensor | None,
         way: _Way,
     ) -> Tensor:
         with_gradient = any(ctx.needs_input_grad)
-        weight = weight_VH.to(way.dtype) if weight_copy is None else weight_copy
+        weight = weight_VH.to(way.dtype)
         hidden_grad = torch.empty_like(hidden_NH) if with_gradient else None
         total, weight_grad = None, None
         for start in range(0, len(targets_N), way.chunk_rows):
@@ -151,7 +146,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, total_grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, total_grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_grad, weight_grad = ctx.hidden_grad, ctx.weight_grad
         if weight_grad is None:
             raise RuntimeError("linear_cross_entropy has no second backward pass: call it again")
@@ -159,7 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rest = total_grad if ctx.factor is None else total_grad / ctx.factor
             hidden_grad, weight_grad = hidden_grad.mul_(rest), weight_grad.mul_(rest)
         ctx.hidden_grad = ctx.weight_grad = None  # scaled in place: this graph is spent
-        return hidden_grad, weight_grad, None, None, None, None
+        return hidden_grad, weight_grad, None, None, None
 
 
 def loss_and_gradient(

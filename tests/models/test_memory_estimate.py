@@ -137,7 +137,7 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
     [
         ("training.grad_accum_nums=2",),
         # Of few tokens: a processor without products in 16 bits takes 100 times as long.
-        ("training.use_amp=true", "training.bf16_copies=true", "training.context_length=128"),
+        ("training.use_amp=true", "training.context_length=128"),
         pytest.param(
             (*TINY, "training.batch_size=4", "training.gradient_checkpointing=true"),
             marks=pytest.mark.slow,
@@ -147,7 +147,7 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
         pytest.param(("model.attention=infini",), marks=pytest.mark.slow),
         pytest.param((*TINY, "training.batch_size=8"), marks=pytest.mark.slow),
     ],
-    ids=["two micro-batches", "cast once", "recomputed", "documents", "eager", "infini", "tiny"],
+    ids=["two micro-batches", "bf16", "recomputed", "documents", "eager", "infini", "tiny"],
 )
 def test_a_worker_takes_about_what_is_estimated(
     tmp_path: Path, text: str, overrides: tuple[str, ...]
