@@ -9,12 +9,12 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from model_check.config.derived import EAGER_CHUNK_ROWS
 from model_check.engine.batches import StepData
 from model_check.engine.compile_trial import Pass, obstacle_of, random_steps
 from model_check.engine.evaluation import untouched
@@ -24,8 +24,7 @@ from model_check.engine.step import StepPlan, accumulate
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import ChunkLoss, loss_and_gradient
+from model_check.model import ChunkedCrossEntropy, Llama
 from model_check.utils.held import hold_own, make_unlinked
 from model_check.utils.words import first_line
 
@@ -54,39 +53,36 @@ def compile_model(state: TrainingState, plan: StepPlan) -> None:
         obstacles = state.context.world.gathered(_obstacle(state, plan))
     state.optimizer.zero_grad()
     if found := next(filter(None, obstacles), None):
-        _unwrap(state)
+        _unwrap(state.model)
         channels.note(f"training.compile = true: not taken, this run is eager: {found}")
         return
     channels.say(f"Compiled in {time.monotonic() - started:.0f} s")
 
 
-def _wrap(model: BasicLlama) -> None:
+def _wrap(model: Llama) -> None:
     """Nothing is compiled before it is called. Hooks of a module stay outside: those of a shared
     block gather its weights, and no graph holds them."""
     for module in (*model.layers, model.norm):
         vars(module)["forward"] = torch.compile(module.forward, fullgraph=True)
-    model.loss.chunk_loss = _compiled_chunk_loss()
+    vars(model.loss)["of_chunk"] = _compiled_chunk_loss()
 
 
-def _unwrap(state: TrainingState) -> None:
-    model = state.model
+def _unwrap(model: Llama) -> None:
     for module in (*model.layers, model.norm):
         vars(module).pop("forward", None)
-    model.loss.chunk_loss = None
-    if state.settings.training.loss_chunk_rows is None:
-        model.loss.chunk_rows = min(model.loss.chunk_rows, EAGER_CHUNK_ROWS)
+    vars(model.loss).pop("of_chunk", None)
 
 
-def _compiled_chunk_loss() -> ChunkLoss:
+def _compiled_chunk_loss() -> Callable[..., tuple[Tensor, Tensor | None]]:
     """One graph for any number of rows: the last chunk has fewer."""
-    compiled = torch.compile(loss_and_gradient, fullgraph=True)
+    compiled = torch.compile(ChunkedCrossEntropy.of_chunk, fullgraph=True)
 
     def call(
-        logits_NV: Tensor, targets_N: Tensor, factor: Tensor | None, with_gradient: bool
+        logits_NV: Tensor, targets_N: Tensor, grad_scale: Tensor | None, with_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
         for tensor in (logits_NV, targets_N):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(logits_NV, targets_N, factor, with_gradient)
+        return compiled(logits_NV, targets_N, grad_scale, with_gradient)
 
     return call
 
@@ -108,7 +104,7 @@ def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
     try:
         if state.context.splits:
             with untouched(model), plan.forward_context():
-                model(*steps[0].micro_batches[0])
+                model.summed_loss(*steps[0].micro_batches[0])
         return obstacle_of(
             run,
             run_eagerly,

@@ -20,10 +20,10 @@ from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, pa
 from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
 from model_check.engine.saving.lineage import newest_in
 from model_check.errors import ConfigError
+from model_check.init import empty_model
 from model_check.library import model_of
+from model_check.model import Llama
 from model_check.models.attention import BACKENDS
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import unfilled_model
 from model_check.utils.files import read_text, read_whole
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
@@ -60,13 +60,13 @@ class TextForm:
     num_tokens: int | None = None
     """That the model knows; None: all of the tokenizer's."""
 
-    def of(self, model: BasicLlama) -> "TextModel":
+    def of(self, model: Llama) -> "TextModel":
         return TextModel(**vars(self), model=model)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel(TextForm):
-    model: BasicLlama
+    model: Llama
     """Its weights are in float32."""
 
 
@@ -113,14 +113,14 @@ def trained_form(
 
 def _of_directory(directory: Path, device: torch.device, given: Path | None) -> TextModel:
     # safetensors, for these alone
-    from model_check.models.hf_import import load_weights
+    from model_check.hf import load_weights
 
     values = geometry_values(str(directory), offline=True)
     config = _read_config(directory / _CONFIG)
     tree = {"model": values, "training": {"context_length": config.max_position_embeddings}}
     settings = msgspec.convert(tree, Settings)
     shape = geometry(settings.model, values["vocab_size"])
-    model = unfilled_model(settings, shape, BACKENDS["sdpa"], device)
+    model = empty_model(settings, shape, BACKENDS["sdpa"], device)
     load_weights(model, settings.model, directory)
     place = given or directory / TOKENIZER
     end_token = declared_in(place.parent).end

@@ -26,8 +26,7 @@ from model_check.engine.run_context import Channels, Claim, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.errors import ConfigError
 from model_check.events import EventSink
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED, Llama
 
 NUM_DIGITS = 3
 """Of a key."""
@@ -189,7 +188,7 @@ def _refuse_decided(overrides: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def accuracies(model: BasicLlama, settings: Settings, num_rows: int) -> Tensor:
+def accuracies(model: Llama, settings: Settings, num_rows: int) -> Tensor:
     """[places, digits]: the share of right answers, `num_rows` rows a place; other rows than those
     of the training."""
     length = settings.training.context_length
@@ -197,7 +196,7 @@ def accuracies(model: BasicLlama, settings: Settings, num_rows: int) -> Tensor:
     shares = []
     for place in range(last_place(length) + 1):
         question = ask(torch.full((num_rows,), place), length, generator)
-        answers = model.eval().logits(question.inputs)[:, -NUM_DIGITS:].argmax(-1)
+        answers = model.eval()(question.inputs)[:, -NUM_DIGITS:].argmax(-1)
         shares.append((answers == question.tokens[:, -NUM_DIGITS:]).double().mean(0))
     return torch.stack(shares)
 

@@ -9,9 +9,9 @@ import torch
 
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import Group, geometry, parameter, parameters
+from model_check.init import build_model, empty_model
+from model_check.model import Llama
 from model_check.models.attention import eager
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model, empty_model
 
 TINY = {"hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "num_kv_heads": 1}
 GEOMETRIES: dict[str, dict[str, Any]] = {
@@ -25,7 +25,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 }
 
 
-def meta_model(**changes: Any) -> tuple[Settings, BasicLlama]:
+def meta_model(**changes: Any) -> tuple[Settings, Llama]:
     settings = Settings(model=msgspec.convert({"vocab_size": 64} | changes, ModelSettings))
     shape = geometry(settings.model, 64)
     return settings, empty_model(settings, shape, eager, torch.device("meta"))
@@ -46,7 +46,7 @@ def test_names_sizes_and_order_are_the_modules(changes: dict[str, Any]) -> None:
 def test_what_multiplies_is_every_linear_layer_and_the_head(changes: dict[str, Any]) -> None:
     settings, model = meta_model(**changes)
     linear = [m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    tied = model.head_weight.numel() if model.tied else 0
+    tied = model.head_weight.numel() if model.args.tie_word_embeddings else 0
     assert geometry(settings.model, 64).num_multiplied == sum(linear) + tied
 
 

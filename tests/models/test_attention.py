@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_check.errors import ConfigError
-from model_check.models.attention import BACKENDS, FLASH_MODULES, bound, eager, resumed
+from model_check.models.attention import BACKENDS, FLASH_MODULES, attend_cached, bound, eager
 from model_check.models.backends import candidates_for, needs_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -51,7 +51,7 @@ def test_the_last_positions_alone_read_what_they_read_among_all(
 ) -> None:
     q, k, v = (x.detach() for x in inputs(num_kv_heads))
     whole = eager(q, k, v)[:, :, -num_new:]
-    torch.testing.assert_close(resumed(q[:, :, -num_new:], k, v), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend_cached(q[:, :, -num_new:], k, v), whole, rtol=0, atol=1e-12)
 
 
 def test_eager_attends_to_itself_at_the_first_position() -> None:

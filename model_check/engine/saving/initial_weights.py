@@ -18,8 +18,7 @@ from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
 from model_check.forensics.scan import bad_parameters, largest
 from model_check.forensics.shard import fill
-from model_check.models.mismatch import mismatch
-from model_check.models.vocabulary import grown, growth
+from model_check.init import grown, growth, mismatch
 from model_check.utils.files import read_whole
 from model_check.utils.words import few
 
@@ -42,7 +41,7 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
         casts[whole.dtype, parameter.dtype] += 1
 
     if context.weights is not None:
-        from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
+        from model_check.hf import load_weights  # safetensors, for these runs alone
 
         _refuse_other_directory(context.tokenizer, context.weights)
         place = context.weights
