@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from model_check.config import shape
+from model_check.config.attention import KINDS
 from model_check.config.derived import EAGER_CHUNK_ROWS, loss_chunk_rows
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import EMBEDDING, HEAD, Geometry
@@ -64,15 +65,8 @@ def empty_model(
         return Llama(args, make_attention)
 
 
-_CLASSES = {
-    "full": "model_check.model:Attention",
-    "local": "model_check.infini:ChunkedAttention",
-    "infini": "model_check.infini:InfiniAttention",
-}
-
-
 def attention_class(geometry: Geometry) -> type[Attention]:
-    module, _, name = _CLASSES[geometry.attention].partition(":")
+    module, _, name = KINDS[geometry.attention].implementation.partition(":")
     found: type[Attention] = getattr(importlib.import_module(module), name)
     return found
 

@@ -1,5 +1,6 @@
 """What follows from the settings: counts and sizes. The settings stay as they were given."""
 
+from model_check.config.attention import KINDS
 from model_check.config.schema import (
     EVERY_FAILING,
     Failing,
@@ -35,9 +36,7 @@ def num_micro_batches(settings: Settings, num_ranks: int = 1) -> int:
 
 def segment_length(settings: Settings) -> int | None:
     """Tokens that attention reads at once; None: all of a sequence."""
-    if settings.model.attention == "full":
-        return None
-    return settings.model.infini.segment_length or -(-settings.training.context_length // 4)
+    return KINDS[settings.model.attention].span(settings)
 
 
 CHECK_STEPS = 200

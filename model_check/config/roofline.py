@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from model_check.config.attention import KINDS
 from model_check.config.derived import (
     is_check,
     loss_chunk_rows,
@@ -19,7 +20,7 @@ from model_check.config.derived import (
     precision,
     segment_length,
 )
-from model_check.config.flops import FlopsPerToken, flops_per_token, memory_flops
+from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.gpu_models import GpuModel
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
@@ -129,7 +130,7 @@ class _Sizes:
     def operators(self) -> Iterator[Operator]:
         yield self._products()
         yield self._attention()
-        if flops := self.tokens * memory_flops(self.settings, self.shape):
+        if flops := self.tokens * KINDS[self.shape.attention].flops(self.settings, self.shape):
             yield self._at("compressive memory", flops, FLOAT32_PRODUCTS)
         yield self._moved("norms, rope, SwiGLU, residual", self._between())
         yield self._moved("casts of weights and gradients", self._casts())

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import torch
 
+from model_check.config.attention import KINDS
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import Settings
 from model_check.config.shape import geometry
@@ -152,8 +153,8 @@ def _read_config(path: Path) -> _Config:
 
 
 def _limit(settings: Settings) -> int | None:
-    """Segments begin their positions anew, so a text of them has no end."""
-    return settings.training.context_length if settings.model.attention == "full" else None
+    has_end = KINDS[settings.model.attention].has_end
+    return settings.training.context_length if has_end else None
 
 
 def _content(path: Path) -> bytes:

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from model_check.config.attention import AttentionName
 from model_check.config.fields import full_name
 from model_check.config.inert import nobody_gave
 from model_check.config.load import Request, load
@@ -42,15 +43,13 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Kind(NamedTuple):
     """Of attention."""
 
-    attention: Literal["full", "local", "infini"]
+    attention: AttentionName
     update: Literal["linear", "delta"] | None = None
     """None: that of the settings."""
 
 
 ARMS: Mapping[str, Kind] = {
-    "full": Kind("full"),
-    "local": Kind("local"),
-    "infini": Kind("infini"),
+    **{name: Kind(name) for name in get_args(AttentionName)},
     "infini-delta": Kind("infini", "delta"),
 }
 SETTINGS = (

@@ -1,14 +1,16 @@
 """The table of the model's parameters is the model: names, sizes, order, counts, first values."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
 
+from model_check.config.attention import KINDS, AttentionName
+from model_check.config.parameter import Group
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.shape import Group, geometry, parameter, parameters
+from model_check.config.shape import geometry, parameter, parameters
 from model_check.init import build_model, empty_model
 from model_check.model import Llama
 from model_check.models.attention import eager
@@ -29,6 +31,10 @@ def meta_model(**changes: Any) -> tuple[Settings, Llama]:
     settings = Settings(model=msgspec.convert({"vocab_size": 64} | changes, ModelSettings))
     shape = geometry(settings.model, 64)
     return settings, empty_model(settings, shape, eager, torch.device("meta"))
+
+
+def test_every_kind_of_attention_can_be_asked_for() -> None:
+    assert tuple(KINDS) == get_args(AttentionName)
 
 
 @pytest.mark.parametrize("changes", GEOMETRIES.values(), ids=GEOMETRIES)

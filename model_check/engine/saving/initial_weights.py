@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_check.config.resume import differences, full
+from model_check.config.resume import begin_as_llama, differences, full
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.shape import EMBEDDING, Group, parameter
+from model_check.config.shape import EMBEDDING, parameter
 from model_check.data.read.manifest import LONGEST, TOKENIZER
 from model_check.engine.checkpoint import read_checkpoint, shapes, tokenizer_of
 from model_check.engine.run_context import RunContext
@@ -82,9 +82,9 @@ def _take_checkpoint(
     _refuse_other_tokenizer(tokenizer, tokenizer_of(saved, path, LONGEST), path)
     own = model.state_dict()
     weights = grown(saved["model"], own)
-    if saved["settings"]["model"].get("attention", "full") == "full":
+    if begin_as_llama(saved["settings"]["model"]):
         settings = full(settings)
-        own = {n: value for n, value in own.items() if parameter(n).group is not Group.GATE}
+        own = {n: value for n, value in own.items() if parameter(n).hf_name is not None}
     other = differences(saved["settings"]["model"], settings)
     if other := [each for each in other if each.key != "vocab_size"]:
         raise ConfigError(
