@@ -81,18 +81,10 @@ FIRST = [
 ]
 # Also where a self-test has none of it.
 FOUR = {"training.grad_accum_nums": "4", "training.use_amp": "true"}
-COPIES = {"training.bf16_copies": "true"}
 COMPILED = {"training.compile": "true", "system.deterministic": "false"}
 LATER = [
     Case("production, 4 micro-batches", "production", FOUR),
-    Case("4 micro-batches, cast once", "production", FOUR | COPIES, settles="the bits of autocast"),
     Case("4 micro-batches, compiled", "production", FOUR | COMPILED),
-    Case(
-        "the same, cast once",
-        "production",
-        FOUR | COMPILED | COPIES,
-        settles="casts in compiled code: 40 -> 34 ms on an H100, the head's 22 -> 19",
-    ),
     Case("production, batch 2", "production", {"training.batch_size": "2"}),
     Case("production, checkpointing", "production", {"training.gradient_checkpointing": "true"}),
     Case("production, fp16", "production", {"training.precision": "fp16"}),

@@ -44,8 +44,8 @@ from model_check.engine.run_context import Channels, Claim, Identity, RunContext
 from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, EventSink, Phase  # noqa: E402
+from model_check.init import build_model  # noqa: E402
 from model_check.models.attention import sdpa  # noqa: E402
-from model_check.models.build_model import build_model  # noqa: E402
 from model_check.utils.worker_env import ALLOCATOR, ALLOCATOR_VARIABLES  # noqa: E402
 
 WARM_UP_STEPS = 3

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from model_check.config.attention import KINDS
 from model_check.config.derived import (
     is_check,
     loss_chunk_rows,
     num_micro_batches,
     precision,
     segment_length,
-    wants_copies,
 )
-from model_check.config.flops import FlopsPerToken, flops_per_token, memory_flops
+from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.gpu_models import GpuModel
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
@@ -147,7 +147,7 @@ class _Sizes:
     def operators(self) -> Iterator[Operator]:
         yield self._products()
         yield self._attention()
-        if flops := self.tokens * memory_flops(self.settings, self.shape):
+        if flops := self.tokens * KINDS[self.shape.attention].flops(self.settings, self.shape):
             yield self._at("compressive memory", flops, FLOAT32_PRODUCTS)
         yield self._moved("norms, rope, SwiGLU, residual", self._between())
         yield self._moved("casts of weights and gradients", self._casts())
@@ -225,7 +225,7 @@ class _Sizes:
         """Of a block's, in a step: eager code keeps what autocast has cast; compiled code holds the
         casts themselves, and recomputed blocks once more."""
         training = self.settings.training
-        if wants_copies(self.settings) or not training.compile:
+        if not training.compile:
             return 1
         return self.num_micro * (2 if self.twice else 1)
 
@@ -236,9 +236,8 @@ class _Sizes:
         of_logit = 8 if self.settings.training.compile else 36
         # The embedding's gradient is filled with zeros first.
         of_weight = 4 + 4 + 8 * (self._num_chunks() - 1)
-        num_casts = 1 if wants_copies(self.settings) else self.num_micro
         size = self.shape.vocab_size * self.shape.hidden_size
-        weights = size * (of_weight * self.num_micro + 6 * num_casts)
+        weights = size * self.num_micro * (of_weight + 6)
         return of_logit * self.tokens * self.shape.vocab_size + weights
 
     def _fingerprints(self) -> float:

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_check.config.derived import EAGER_CHUNK_ROWS
 from model_check.config.schema import Settings
 from model_check.engine.batches import StepData
 from model_check.engine.evaluation import untouched
@@ -28,8 +27,7 @@ from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
 from model_check.kernels import NUM_CALLS, Output, Outputs, check_kernel, whole
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import ChunkLoss, loss_and_gradient
+from model_check.model import ChunkedCrossEntropy, Llama
 from model_check.utils.held import hold_own, make_unlinked
 from model_check.utils.words import first_line
 
@@ -71,39 +69,36 @@ def compile_model(state: TrainingState, plan: StepPlan) -> None:
         obstacles = state.context.world.gathered(_obstacle(state, plan))
     state.optimizer.zero_grad()
     if found := next(filter(None, obstacles), None):
-        _unwrap(state)
+        _unwrap(state.model)
         channels.note(f"training.compile = true: not taken, this run is eager: {found}")
         return
     channels.say(f"Compiled in {time.monotonic() - started:.0f} s")
 
 
-def _wrap(model: BasicLlama) -> None:
+def _wrap(model: Llama) -> None:
     """Nothing is compiled before it is called. Hooks of a module stay outside: those of a shared
     block gather its weights, and no graph holds them."""
     for module in (*model.layers, model.norm):
         vars(module)["forward"] = torch.compile(module.forward, fullgraph=True)
-    model.loss.chunk_loss = _compiled_chunk_loss()
+    vars(model.loss)["of_chunk"] = _compiled_chunk_loss()
 
 
-def _unwrap(state: TrainingState) -> None:
-    model = state.model
+def _unwrap(model: Llama) -> None:
     for module in (*model.layers, model.norm):
         vars(module).pop("forward", None)
-    model.loss.chunk_loss = None
-    if state.settings.training.loss_chunk_rows is None:
-        model.loss.chunk_rows = min(model.loss.chunk_rows, EAGER_CHUNK_ROWS)
+    vars(model.loss).pop("of_chunk", None)
 
 
-def _compiled_chunk_loss() -> ChunkLoss:
+def _compiled_chunk_loss() -> Callable[..., tuple[Tensor, Tensor | None]]:
     """One graph for any number of rows: the last chunk has fewer."""
-    compiled = torch.compile(loss_and_gradient, fullgraph=True)
+    compiled = torch.compile(ChunkedCrossEntropy.of_chunk, fullgraph=True)
 
     def call(
-        logits_NV: Tensor, targets_N: Tensor, factor: Tensor | None, with_gradient: bool
+        logits_NV: Tensor, targets_N: Tensor, grad_scale: Tensor | None, with_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
         for tensor in (logits_NV, targets_N):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(logits_NV, targets_N, factor, with_gradient)
+        return compiled(logits_NV, targets_N, grad_scale, with_gradient)
 
     return call
 
@@ -111,17 +106,17 @@ def _compiled_chunk_loss() -> ChunkLoss:
 def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
     """Why compiled code is not taken; None: it is. Compiles it first. Raises ConfigError where the
     compiler fails and ranks share the model: the others wait for this one's weights."""
-    steps = random_steps(state.settings, state.shape.vocab_size, plan.device)
+    steps = _random_steps(state.settings, state.shape.vocab_size, plan.device)
 
     def run_eagerly(data: StepData) -> Outputs:
         with uncompiled(state.model):
-            return digest_of_step(state, plan, data)
+            return _digest_of_step(state, plan, data)
 
     try:
         if state.context.splits:
             with untouched(state.model), plan.forward_context():
-                state.model(*steps[0].micro_batches[0])
-        return check_steps(partial(digest_of_step, state, plan), run_eagerly, steps, plan.dtype)
+                state.model.summed_loss(*steps[0].micro_batches[0])
+        return check_steps(partial(_digest_of_step, state, plan), run_eagerly, steps, plan.dtype)
     except (torch.OutOfMemoryError, torch.AcceleratorError, PeerLost):
         raise
     except Exception as error:  # compilers raise what they like
@@ -132,17 +127,14 @@ def _obstacle(state: TrainingState, plan: StepPlan) -> str | None:
         raise ConfigError(text) from error
 
 
-def random_steps(
-    settings: Settings, vocab_size: int, device: torch.device, num_micro_batches: int = 1
-) -> list[StepData]:
+def _random_steps(settings: Settings, vocab_size: int, device: torch.device) -> list[StepData]:
     """Steps with the shapes and kinds of tensors that every step will have."""
     steps = []
     for seed in range(NUM_STEPS):
         generator = torch.Generator().manual_seed(seed)
-        drawn = [_random_batch(settings, vocab_size, generator) for _ in range(num_micro_batches)]
-        num_tokens = num_micro_batches * drawn[0][0].numel()
-        batches = [tuple(tensor.to(device) for tensor in batch) for batch in drawn]
-        steps.append(StepData(-1, batches, num_tokens, num_tokens))
+        drawn = _random_batch(settings, vocab_size, generator)
+        batch, num_tokens = tuple(tensor.to(device) for tensor in drawn), drawn[0].numel()
+        steps.append(StepData(-1, [batch], num_tokens, num_tokens))
     return steps
 
 
@@ -161,21 +153,20 @@ def check_steps(
     plain: Callable[[StepData], Outputs],
     steps: Sequence[StepData],
     dtype: torch.dtype,
-    plain_name: str = "eager code",
 ) -> str | None:
     """What is wrong with `fast`; None: on each of `steps` it computes what `plain` computes, within
-    the rounding of products in `dtype`. `plain_name`: for a sentence. See `check_kernel`."""
+    the rounding of products in `dtype`. See `check_kernel`."""
     return check_kernel(
         fast,
         plain,
         steps,
-        partial(_off, dtype=dtype, plain_name=plain_name),
+        partial(_off, dtype),
         NUM_CALLS if torch.are_deterministic_algorithms_enabled() else 1,
         lambda varying: f"{NUM_CALLS} equal steps give other bits of {varying[0]}",
     )
 
 
-def digest_of_step(state: TrainingState, plan: StepPlan, data: StepData) -> Outputs:
+def _digest_of_step(state: TrainingState, plan: StepPlan, data: StepData) -> Outputs:
     """What both passes of a step leave."""
     loss = accumulate(state.model, data, state.optimizer, plan)
     return digest(loss, dict(zip(state.optimizer.named, state.optimizer.gradients(), strict=True)))
@@ -204,12 +195,10 @@ def _sample(gradient: Tensor) -> Tensor:
     return flat[:: max(1, len(flat) // _SAMPLE)].to("cpu", torch.float32, copy=True)
 
 
-def _off(
-    _: StepData, got: Outputs, wanted: Outputs, *, dtype: torch.dtype, plain_name: str
-) -> str | None:
+def _off(dtype: torch.dtype, _: StepData, got: Outputs, wanted: Outputs) -> str | None:
     loss, plain = float(got[_LOSS].values), float(wanted[_LOSS].values)
     if not math.isclose(loss, plain, rel_tol=LOSS_TOLERANCE[dtype]):
-        return f"its loss is {loss:.6g}, and {plain:.6g} by {plain_name}"
+        return f"its loss is {loss:.6g}, and {plain:.6g} by eager code"
     gradients = [name for name in got if name != _LOSS]
     rounding = _EPS * math.hypot(*(float(wanted[name].values[0]) for name in gradients))
     for name in gradients:

@@ -13,7 +13,7 @@ from torch import Tensor
 from model_check.engine.optim import AdamW, Block
 from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows, sent
 from model_check.forensics.shard import first_of, is_shared, own_values
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS, weight
 
 PART_VALUES = 1 << 26
@@ -217,7 +217,7 @@ class Fingerprints:
 
     def __init__(
         self,
-        model: BasicLlama,
+        model: Llama,
         optimizer: AdamW,
         fingerprint: Fingerprint,
         *,
@@ -406,7 +406,7 @@ def _layout(entries: tuple[Entry, ...]) -> Layout:
     return Layout(entries)
 
 
-def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
+def _units_of_state(model: Llama, optimizer: AdamW) -> Iterator[_Selection]:
     """What may not be divided among slots: a part of a parameter, and all that belongs to it."""
     # Weights may be offloaded; a buffer never is.
     device = optimizer.weights[0].device

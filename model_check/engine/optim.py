@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from model_check.config.parameter import Group
 from model_check.config.schema import TrainingSettings
-from model_check.config.shape import Group, parameter
+from model_check.config.shape import parameter
 from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.loss_scale import LossScale
 from model_check.forensics.shard import own_values

@@ -72,7 +72,7 @@ def _takes_groups(q_BHTD: Tensor) -> bool:
     return is_fused or not q_BHTD.is_cuda
 
 
-def resumed(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
+def attend_cached(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
     """[B, H, T, D]: causal attention of the last T of N positions to all of them."""
     num_new, num_all = q_BHTD.shape[2], k_BGND.shape[2]
     if num_new == 1:  # it sees all of them: nothing is masked, and no group written out

@@ -37,7 +37,7 @@ def test_it_learns_that_the_label_is_the_next_token(tiny_run: MakeRun) -> None:
     )()
     assert float.fromhex(run.kept.steps()[-1].loss) < 0.05
     tokens = torch.arange(16)[None]
-    predicted = run.trainer.state.model.logits(tokens).argmax(-1)  # type: ignore[operator]
+    predicted = run.trainer.state.model(tokens).argmax(-1)  # type: ignore[operator]
     assert torch.equal(predicted, tokens + 1)
 
 

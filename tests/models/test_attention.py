@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_check.models.attention import backend, eager, resumed
+from model_check.models.attention import attend_cached, backend, eager
 
 
 def inputs(num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,7 +44,7 @@ def test_the_last_positions_alone_read_what_they_read_among_all(
 ) -> None:
     q, k, v = (x.detach() for x in inputs(num_kv_heads))
     whole = eager(q, k, v)[:, :, -num_new:]
-    torch.testing.assert_close(resumed(q[:, :, -num_new:], k, v), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attend_cached(q[:, :, -num_new:], k, v), whole, rtol=0, atol=1e-12)
 
 
 def test_eager_attends_to_itself_at_the_first_position() -> None:

@@ -12,9 +12,8 @@ from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import Geometry, geometry
 from model_check.engine.observe.mfu import Utilisation, peak_flops
+from model_check.init import empty_model
 from model_check.models.attention import eager
-from model_check.models.build_model import empty_model
-from model_check.models.rope import rope_tables
 
 INFINI = [{"attention": "infini", "infini": {"update": update}} for update in ("linear", "delta")]
 DEFAULT = geometry(ModelSettings(), tokenizer_vocab_size=128256)
@@ -30,9 +29,8 @@ def counted(settings: Settings, shape: Geometry) -> int:
     """Of one forward and backward pass of one sequence, on the meta device."""
     meta, time = torch.device("meta"), settings.training.context_length
     model = empty_model(settings, shape, eager, meta)
-    model.set_rope(*(t.to(meta) for t in rope_tables(torch.ones(shape.head_dim // 2), time)))
     with FlopCounterMode(display=False) as counter:
-        model.logits(torch.zeros(1, time, dtype=torch.long, device=meta)).sum().backward()
+        model(torch.zeros(1, time, dtype=torch.long, device=meta)).sum().backward()
     return counter.get_total_flops()
 
 

@@ -467,7 +467,7 @@ def older(saved: dict[str, Any]) -> None:
     saved["loader"] = {"position": 4}
     del saved["model_cfg"]["attention"]
     del saved["optimizer"]["loss_scale"]
-    del saved["settings"]["launch"], saved["settings"]["training"]["bf16_copies"]
+    del saved["settings"]["launch"], saved["settings"]["training"]["compile"]
     saved["settings"]["training"]["gone_since"] = 7
 
 

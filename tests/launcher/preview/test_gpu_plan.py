@@ -68,8 +68,6 @@ def test_settings_move_the_plan_as_they_move_a_step() -> None:
     assert ms("system.deterministic=false") < ms()
     assert ms("training.compile=true") < ms()
     assert ms("training.grad_accum_nums=8") < ms()
-    compiled = ("training.compile=true", "training.grad_accum_nums=4")
-    assert ms("training.bf16_copies=true", *compiled) < ms(*compiled)
     assert ms("training.gradient_checkpointing=true") > ms()
     assert ms("model.attention_backend=eager") > 1.4 * ms()
     assert ms("model.attention=local") < ms()
