@@ -81,7 +81,6 @@ def rounds(num: int) -> Iterator[dict[str, tuple[float, float]]]:
         took = {}
         for name in random.sample(list(each), len(each)):
             plan, log = each[name]
-            made.state.model.watchers = (plan.watch.see, plan.fingerprints.see)
             if log is not None:  # the other ways have changed the state since
                 log.begin(plan.fingerprints.of_state_now())
             step(made, data, plan, log)

@@ -195,7 +195,6 @@ def world(precision: str, budget: str) -> World:
     )
     prints.act = _nothing
     plan = replace(trainer.plan, fingerprints=prints)
-    model.watchers = (plan.watch.see, prints.see)
     stream = trainer.source.batches()
     data = [gather(stream, step, 2, plan.device) for step in range(NUM_STEPS)]
     made = World(trainer, plan, prints, data)

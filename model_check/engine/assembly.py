@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model_check.config.derived import is_check, num_micro_batches, wants_copies
+from model_check.config.derived import is_check, num_micro_batches
 from model_check.config.flops import flops_per_token
 from model_check.config.resume import settings_digest
 from model_check.config.schema import Settings
@@ -19,7 +19,9 @@ from model_check.engine.in_step import InStep
 from model_check.engine.inject import Injector
 from model_check.engine.keeper import Keeper
 from model_check.engine.kernels import (
+    DeviceLost,
     Kernels,
+    NoKernel,
     choose_kernels,
     device_of_state,
     refuse_different,
@@ -41,16 +43,14 @@ from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
 from model_check.engine.trainer import Trainer
 from model_check.engine.watch import Watch
-from model_check.engine.weight_copies import take_copies
 from model_check.errors import ConfigError
 from model_check.events import Phase, Scalar
-from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
+from model_check.forensics.fingerprint import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
+from model_check.init import build_model, build_sharded
+from model_check.model import Llama
 from model_check.models.attention import AttentionFn
-from model_check.models.backends import DeviceLost, NoKernel
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model, build_shared
-from model_check.models.loss import can_add_in_float32
+from model_check.products import adds_in_float32
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS
 
 FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
@@ -82,9 +82,6 @@ def build_trainer(
     state = _make_state(settings, shape, dtype, kernels, log, context)
     tell_limits(settings, context.channels.say)
     plan = _make_plan(state, dtype, kernel, how)
-    if wants_copies(settings):
-        with explained(settings, context):
-            plan = take_copies(state, plan)
     reader = _make_reader(state, lag)
     worker, model = context.identity.worker, state.model
     injector = Injector(context.drill, worker, model, state.optimizer, context.world)
@@ -128,7 +125,7 @@ def _make_state(
     with explained(settings, context):
         model = _make_model(settings, shape, dtype, kernels.attention.attend, context)
         take_initial_weights(model, settings, context)
-        model.loss.adds_in_float32 = _adds_in_float32(dtype, context)
+        _tell_rounding(dtype, context)
         scale, gate_lr = loss_scale(dtype, context.device), settings.model.infini.gate_lr
         parameters, world = model.named_parameters(), context.world
         optimizer = AdamW(parameters, settings.training, scale, gate_lr, world)
@@ -144,36 +141,33 @@ def _make_model(
     dtype: torch.dtype,
     attend: AttentionFn,
     context: RunContext,
-) -> BasicLlama:
+) -> Llama:
     """With its first weights, of which this rank may hold a part."""
     world = context.world
     if not world.is_sharded:
         return build_model(settings, shape, attend, context.device)
 
-    def share(model: BasicLlama) -> None:
+    def shard(model: Llama) -> None:
         world.shard(model, list(model.layers), dtype)
 
-    def lies_here(parameter: Tensor) -> tuple[Tensor, int]:
+    def local_shard(parameter: Tensor) -> tuple[Tensor, int]:
         return own_values(parameter), first_of(parameter)
 
-    return build_shared(settings, shape, attend, context.device, share, lies_here)
+    return build_sharded(settings, shape, attend, context.device, shard, local_shard)
 
 
-def _adds_in_float32(dtype: torch.dtype, context: RunContext) -> bool:
-    """Of the head's gradient; a line says it where a GPU must round its products first."""
-    can = can_add_in_float32(context.device, dtype)
-    if not can and context.device.type == "cuda" and dtype != torch.float32:
+def _tell_rounding(dtype: torch.dtype, context: RunContext) -> None:
+    """A line where a GPU rounds the products of the head's gradient before it adds them."""
+    is_rounded = dtype != torch.float32 and not adds_in_float32(context.device, dtype)
+    if is_rounded and context.device.type == "cuda":
         context.channels.say(
             f"head: torch {torch.__version__} adds no 16-bit product to a float32 sum here: each "
             "is rounded, and then added"
         )
-    return can
 
 
 def _make_plan(state: TrainingState, dtype: torch.dtype, kernel: Kernel, how: str) -> StepPlan:
-    """The model's watchers are set."""
     watch, fingerprints = Watch(state.model), _make_fingerprints(state, kernel, how)
-    state.model.watchers = (watch.see, fingerprints.see)
     device, world = state.context.device, state.context.world
     max_grad_norm = state.settings.training.max_grad_norm
     return StepPlan(device, dtype, max_grad_norm, watch, fingerprints, world)

@@ -11,7 +11,7 @@ from torch import Tensor
 from model_check.data.read.loader import Batch
 from model_check.engine.busy import Busy
 from model_check.engine.distributed.world import ALONE, World, refuse_repeat
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 
 Splits = Mapping[str, Callable[[], Iterable[Batch]]]
 """Name -> its batches, from the first; the last may be smaller."""

@@ -15,9 +15,8 @@ from model_check.engine.batches import on_device
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan
-from model_check.engine.uncompiled import is_compiled
 from model_check.events import BEAT_S, Beat, Evaluation
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 
 
 class Evaluator:
@@ -74,8 +73,8 @@ class Evaluator:
         num_targets = int((batch.targets != IGNORED).sum())
         tensors = self._whole(on_device(batch, self._plan.device))
         if not self._has_examples:
-            return _Counts(self._state.model(*tensors), num_targets)
-        loss, hits = self._state.model.scored(*tensors)
+            return _Counts(self._state.model.summed_loss(*tensors), num_targets)
+        loss, hits = self._state.model.loss_and_matches(*tensors)
         hits = hits[: len(batch.inputs)]
         self._state.context.world.wait_for_device()
         num_examples, num_exact = _examples_of(batch, hits.cpu())
@@ -85,7 +84,7 @@ class Evaluator:
         """Filled up with rows that do not count, where another number of rows would be compiled
         again."""
         missing = self._state.settings.training.batch_size - len(tensors[0])
-        if not is_compiled(self._state.model) or missing <= 0:
+        if not self._state.model.loss.is_compiled or missing <= 0:
             return tensors
         fills = zip(tensors, (0, IGNORED, 0), strict=False)
         return tuple(torch.cat([t, t.new_full((missing, t.shape[1]), f)]) for t, f in fills)

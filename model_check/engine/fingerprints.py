@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from model_check.engine.optim import AdamW, Block
 from model_check.forensics.fingerprint import Fingerprint, as_int64, num_rows, sent
 from model_check.forensics.shard import first_of, is_shared, own_values
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS, weight
 
 PART_VALUES = 1 << 26
@@ -88,10 +89,6 @@ class _Part:
     tensor: Tensor = field(default_factory=lambda: torch.empty(0))
     """Of the state; empty for a gradient, which is another one in each step."""
 
-    @property
-    def end(self) -> int:
-        return self.first + self.entry.num_values
-
 
 @dataclass(eq=False)
 class _Selection:
@@ -106,11 +103,6 @@ class _Selection:
     """Or the number of its slot."""
 
     @cached_property
-    def tensors(self) -> list[Tensor]:
-        """Of the state."""
-        return [part.tensor for part in self.state]
-
-    @cached_property
     def left(self) -> Layout:
         """By an update."""
         return Layout(tuple(part.entry for part in self.state))
@@ -122,9 +114,8 @@ class _Selection:
         return Layout(tuple(replace(e, quantity=BEFORE + e.quantity) for e in entries))
 
 
-@dataclass(frozen=True)
-class _InBlock:
-    """What lies in one block of an update."""
+class _Piece(NamedTuple):
+    """What of a cut lies in one block of an update."""
 
     gradients: list[tuple[int, slice]]
     """The number of a part of the block, and values of it."""
@@ -146,67 +137,64 @@ class _Cut:
     ) -> None:
         """`layout`: of the parts, gradients first."""
         self.layout = layout
-        self.rest = [part.tensor for part in parts if part.owner is None]
-        """What belongs to no parameter."""
         numbers = [number for number, part in enumerate(parts) if part.owner is None]
-        self.blocks: dict[int, _InBlock] = {}
-        """By their numbers, those that hold something."""
+        rest = [parts[number].tensor for number in numbers]
+        self.pieces: dict[int | None, _Piece] = {}
+        """By the numbers of their blocks; None: what belongs to no parameter."""
+        if rest:
+            self.pieces[None] = _Piece([], rest, [0] * len(rest))
         for block_number, block in enumerate(blocks):
-            inside, own_numbers = _within(block, parts)
+            piece, own_numbers = _within(block, parts)
             if own_numbers:
-                self.blocks[block_number] = inside
+                self.pieces[block_number] = piece
                 numbers += own_numbers
         self.numbers = sent(torch.tensor(numbers, dtype=torch.int64), device)
         """Of the parts: whose sum each is a part of, the rest first, then block by block."""
 
 
-def _within(block: Block, parts: Sequence[_Part]) -> tuple[_InBlock, list[int]]:
+def _within(block: Block, parts: Sequence[_Part]) -> tuple[_Piece, list[int]]:
     """What of the parts lies in the block, and their numbers."""
-    inside, numbers = _InBlock([], [], []), []
+    piece, numbers = _Piece([], [], []), []
     own_parts = {own.owner: (which, own) for which, own in enumerate(block.parts)}
     for number, part in enumerate(parts):
         if part.owner not in own_parts:
             continue
         which, own = own_parts[part.owner]
-        first, end = max(part.first, own.first), min(part.end, own.end)
+        first, end = max(part.first, own.first), min(part.first + part.entry.num_values, own.end)
         if first >= end:
             continue
         numbers.append(number)
-        inside.rows.append((first - part.first) // NUM_COLUMNS)
+        piece.rows.append((first - part.first) // NUM_COLUMNS)
         if part.entry.quantity == "gradients":
-            inside.gradients.append((which, slice(first - own.first, end - own.first)))
+            piece.gradients.append((which, slice(first - own.first, end - own.first)))
         else:
-            inside.tensors.append(part.tensor[first - part.first : end - part.first])
-    return inside, numbers
+            piece.tensors.append(part.tensor[first - part.first : end - part.first])
+    return piece, numbers
 
 
 class _Look:
-    """At what an update reads, or at what it leaves."""
+    """Takes the fingerprints of a cut while an update passes over it."""
 
     def __init__(self, cut: _Cut, fingerprint: Fingerprint) -> None:
         self._cut = cut
         self._fingerprint = fingerprint
         self._sums: list[Tensor] = []
 
-    def at_rest(self) -> None:
-        self._sums.insert(0, self._of(self._cut.rest, None))
-
-    def at_block(self, number: int, gradients: Sequence[Tensor] = ()) -> None:
-        if (inside := self._cut.blocks.get(number)) is not None:
-            own = [gradients[which].view(-1)[values] for which, values in inside.gradients]
-            self._sums.append(self._of(own + inside.tensors, inside.rows))
+    @torch.no_grad()
+    def at(self, number: int | None, gradients: Sequence[Tensor] = ()) -> None:
+        """Take those of the block of that number, whose gradients these are; None: of what belongs
+        to no parameter, before all blocks or after them."""
+        if (piece := self._cut.pieces.get(number)) is not None:
+            own = [gradients[which].view(-1)[values] for which, values in piece.gradients]
+            place = 0 if number is None else len(self._sums)
+            self._sums.insert(place, self._fingerprint(own + piece.tensors, piece.rows))
 
     def found(self) -> Prints:
         """The rest, and all blocks, were looked at."""
-        sums, numbers = torch.cat(self._sums), self._cut.numbers
+        numbers = self._cut.numbers
+        sums = torch.cat(self._sums) if self._sums else numbers[:0]
         values = sums.new_zeros(len(self._cut.layout.entries)).index_add_(0, numbers, sums)
         return Prints(self._cut.layout, values)
-
-    @torch.no_grad()
-    def _of(self, tensors: Sequence[Tensor], rows: Sequence[int] | None) -> Tensor:
-        if not tensors:
-            return self._cut.numbers[:0]
-        return self._fingerprint(tensors, rows)
 
 
 @dataclass
@@ -229,7 +217,7 @@ class Fingerprints:
 
     def __init__(
         self,
-        model: BasicLlama,
+        model: Llama,
         optimizer: AdamW,
         fingerprint: Fingerprint,
         *,
@@ -307,19 +295,19 @@ class Fingerprints:
     def begin_update(self) -> None:
         """The gradients are whole. What belongs to no parameter is looked at now."""
         self._before, self._after = self._looks()
-        self._before.at_rest()
+        self._before.at(None)
 
     def before(self, number: int, gradients: Sequence[Tensor]) -> None:
         """The update of a block begins."""
-        self._before.at_block(number, gradients)
+        self._before.at(number, gradients)
 
     def after(self, number: int) -> None:
-        self._after.at_block(number)
+        self._after.at(number)
 
     def end_update(self, grad_norms: Tensor) -> Prints:
         """All of the step: of both passes, of the state before the update, of each gradient's norm,
         which is there in any case, and of what the update left."""
-        self._after.at_rest()
+        self._after.at(None)
         self._left = self._selection
         before, after = self._before.found(), self._after.found()
         norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.entries)]
@@ -354,7 +342,7 @@ class Fingerprints:
     def of_state_now(self) -> Prints:
         """What the last update left a fingerprint of is taken again; at first, all."""
         held = self._left or self._all
-        return Prints(held.before, self._sums(held.tensors))
+        return Prints(held.before, self._sums([part.tensor for part in held.state]))
 
     def _looks(self) -> tuple[_Look, _Look]:
         """Before the update, and after it."""
@@ -418,7 +406,7 @@ def _layout(entries: tuple[Entry, ...]) -> Layout:
     return Layout(entries)
 
 
-def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
+def _units_of_state(model: Llama, optimizer: AdamW) -> Iterator[_Selection]:
     """What may not be divided among slots: a part of a parameter, and all that belongs to it."""
     # Weights may be offloaded; a buffer never is.
     device = optimizer.weights[0].device

@@ -31,7 +31,7 @@ from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.optim import AdamW
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 
 
 class Injector:
@@ -41,7 +41,7 @@ class Injector:
         self,
         drill: Drill | None,
         worker: str,
-        model: BasicLlama,
+        model: Llama,
         optimizer: AdamW,
         world: World = ALONE,
     ) -> None:
@@ -108,7 +108,7 @@ class Injector:
         spoiler = _Spoiler(drill)
         kind = drill.kind
         if kind == "loss_nan":
-            handle = self._model.register_forward_hook(spoiler.loss)
+            handle = self._model.loss.register_forward_hook(spoiler.loss)
         elif kind == "flip_gradient" and not self._world.is_alone:
             self._hook_sum(self._optimizer.named[drill.target], spoiler)
             return

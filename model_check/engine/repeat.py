@@ -26,6 +26,7 @@ from model_check.forensics.origin import (
     searched,
 )
 from model_check.forensics.scan import BadTensor, is_finite
+from model_check.model import Llama
 
 
 def noted_origin(state: TrainingState, plan: StepPlan, metrics: StepMetrics) -> Origin | None:
@@ -57,7 +58,7 @@ def bad_state(model: nn.Module, optimizer: AdamW) -> Found | None:
 
 
 def repeated_origin(
-    model: nn.Module, optimizer: AdamW, metrics: StepMetrics, plan: StepPlan
+    model: Llama, optimizer: AdamW, metrics: StepMetrics, plan: StepPlan
 ) -> tuple[Found | None, bool]:
     """The step computed again, and whether its loss or norm is not finite again: these sums can
     exceed float32 where each number in them is finite, and then no module is found. `.grad` holds
@@ -69,7 +70,9 @@ def repeated_origin(
     with uncompiled(model), searching as search, plan.forward_context(), plan.world.computing():
         for number, micro_batch in enumerate(micro_batches, start=1):
             with _summing(plan.world, is_last=number == len(micro_batches)):
-                losses.append(backward(model, micro_batch, metrics.data, optimizer, plan))
+                losses.append(
+                    backward(model.summed_loss, micro_batch, metrics.data, optimizer, plan)
+                )
             search.conclude()
     plan.world.wait_for_device()
     loss = float(torch.stack(losses).sum())  # sync

@@ -1,11 +1,11 @@
 """One optimizer step. Its numbers stay on the device; the caller decides when to wait for them."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_check.engine.batches import StepData
 from model_check.engine.busy import Waited
@@ -14,9 +14,7 @@ from model_check.engine.fingerprints import Fingerprints, Prints
 from model_check.engine.loss_scale import LossScale
 from model_check.engine.optim import AdamW, clip_divisor, total_norm
 from model_check.engine.watch import Watch
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import root
-from model_check.models.weight_copies import holding_copies
+from model_check.model import Llama, Observer
 
 
 @dataclass(frozen=True)
@@ -67,23 +65,21 @@ class StepPlan:
     watch: Watch
     fingerprints: Fingerprints
     world: World = ALONE
-    copies_of: BasicLlama | None = None
-    """The model whose matrices are cast where a forward context begins; None: autocast casts each
-    where it is used, and eager code keeps what it has cast."""
 
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """Autocast, with 16-bit copies of the weights until it ends: none may change inside."""
-        with ExitStack() as stack:
-            if self.dtype != torch.float32:
-                stack.enter_context(torch.autocast(self.device.type, dtype=self.dtype))
-            if self.copies_of is not None:
-                stack.enter_context(holding_copies(self.copies_of.multiplied, self.dtype))
-            yield
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Who sees what flows between blocks."""
+        return self.watch.see, self.fingerprints.see
+
+    def forward_context(self) -> AbstractContextManager[object]:
+        """Autocast, which casts each weight once until it ends: none may change inside."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
 
 def train_step(
-    model: nn.Module, data: StepData, optimizer: AdamW, lr: float, plan: StepPlan
+    model: Llama, data: StepData, optimizer: AdamW, lr: float, plan: StepPlan
 ) -> StepResult:
     """One update over all micro-batches, without a host sync. A non-finite step leaves every weight
     as it was."""
@@ -149,36 +145,36 @@ def summed(own_loss: Tensor, plan: StepPlan) -> tuple[Tensor, Own | None]:
     return told[0], Own(own_loss, told[1:], world.waited)
 
 
-def accumulate(model: nn.Module, data: StepData, optimizer: AdamW, plan: StepPlan) -> Tensor:
+def accumulate(model: Llama, data: StepData, optimizer: AdamW, plan: StepPlan) -> Tensor:
     """Fill `.grad` with the gradients of the step's mean loss (times the loss scale, where there is
     one), those of all ranks; return this rank's share of that loss."""
     optimizer.zero_grad()
     plan.watch.begin()
     plan.fingerprints.begin(data.step)
-    called, losses = plan.world.called(model), []
+    summed_loss, losses = plan.world.summed_loss(model), []
     with plan.forward_context():  # one for all micro-batches: the weights are cast once a step
         for number, pair in enumerate(data.micro_batches, start=1):
             with plan.world.reducing(number == len(data.micro_batches)):
-                losses.append(backward(called, pair, data, optimizer, plan))
+                losses.append(backward(summed_loss, pair, data, optimizer, plan))
     return torch.stack(losses).sum()
 
 
 def backward(
-    model: nn.Module,
+    summed_loss: Callable[..., Tensor],
     micro_batch: tuple[Tensor, ...],
     data: StepData,
     optimizer: AdamW,
     plan: StepPlan,
 ) -> Tensor:
-    """Add one micro-batch's gradients; its share of the step's mean loss."""
+    """Add one micro-batch's gradients; its share of the step's mean loss. `summed_loss`: that of
+    the model, see `World.summed_loss`."""
     num_targets, scale = max(1, data.num_targets), optimizer.loss_scale
-    total_grad = (
-        torch.ones((), device=plan.device) if scale is None else scale.value
-    ) / num_targets
-    total = model(*micro_batch, expected_grad=total_grad)
+    unscaled = torch.ones((), device=plan.device) if scale is None else scale.value
+    grad_scale = unscaled / num_targets
+    total = summed_loss(*micro_batch, grad_scale=grad_scale, observers=plan.observers)
     # Within the forward context: the products have their dtypes already.
     with torch.autocast(plan.device.type, enabled=False):
-        root(total, total_grad).backward()  # type: ignore[no-untyped-call]
+        (total * grad_scale).backward()  # type: ignore[no-untyped-call]
     plan.watch.end_micro_batch()
     plan.fingerprints.end_micro_batch()
     loss: Tensor = total.detach() / num_targets

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import torch
 
-from model_check.config.derived import num_micro_batches, wants_copies
+from model_check.config.derived import num_micro_batches
 from model_check.data.read.loader import Batch
 from model_check.engine.alarm import Alarm
 from model_check.engine.batches import BatchSource, StepData, gather
@@ -33,7 +33,6 @@ from model_check.engine.schedule import learning_rate
 from model_check.engine.state import TrainingState
 from model_check.engine.step import StepPlan, accumulate, train_step
 from model_check.engine.stop import EndedEarly
-from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError, NonFiniteError, PeerLost
 from model_check.events import Beat, Break, Dump, Kept, Phase, PhaseName, Scalar
 from model_check.utils.checkpoint_names import BEST, ERROR, LAST
@@ -384,9 +383,7 @@ def _beginning(state: TrainingState, plan: StepPlan) -> dict[str, Scalar]:
     progress = state.progress
     detail: dict[str, Scalar] = {}
     if state.settings.training.compile:
-        detail["compiled"] = is_compiled(state.model)
-    if wants_copies(state.settings):
-        detail["bf16_copies"] = plan.copies_of is not None
+        detail["compiled"] = state.model.loss.is_compiled
     if progress.resumed is not None:
         detail |= {"first_step": progress.step, "resumed": str(progress.resumed)}
         detail["resumed_content"] = progress.resumed_content

@@ -14,7 +14,6 @@ from model_check.engine.fingerprint_log import FingerprintLog
 from model_check.engine.fingerprints import Entry, Layout
 from model_check.engine.observer import RunObserver
 from model_check.engine.reading import StepMetrics
-from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
 from model_check.utils.fingerprint import QUANTITIES, weight
@@ -70,7 +69,7 @@ def test_what_flows_is_taken_however_it_is_computed(
 ) -> None:
     trace_alone(monkeypatch.setattr)
     run = tiny_run(**{f"training__{how}": "true"}, **TWO)()
-    assert is_compiled(run.trainer.state.model) is (how == "compile"), run.kept.lines
+    assert run.trainer.state.model.loss.is_compiled is (how == "compile"), run.kept.lines
     assert [set(fp) for fp in fingerprints_of(run)] == [TAKEN] * 4
 
 
@@ -115,7 +114,6 @@ def rotating(run: Run, num_slots: int) -> Run:
         site_bytes=1000,
     )
     object.__setattr__(run.trainer.plan, "fingerprints", made)
-    state.model.watchers = (run.trainer.plan.watch.see, made.see)
     return run
 
 

@@ -64,7 +64,7 @@ def test_casting_once_a_step_changes_no_bit_of_a_gradient(
     accumulate(ours.trainer.state.model, data, ours.trainer.state.optimizer, plan)
     for pair in data.micro_batches:
         with plan.forward_context():
-            loss = recast.trainer.state.model(*pair) / data.num_targets
+            loss = recast.trainer.state.model.summed_loss(*pair) / data.num_targets
         loss.backward()
     assert all(torch.equal(a, b) for a, b in zip(gradients(ours), gradients(recast), strict=True))
 
@@ -140,7 +140,6 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attent
     optimizer = AdamW(model.named_parameters(), run.state.settings.training, scale)
     fingerprints = Fingerprints(model, optimizer, eager_fingerprint, last_step=3)
     plan = StepPlan(device, dtype, 1.0, Watch(model), fingerprints)
-    model.watchers = (plan.watch.see, fingerprints.see)
     data, reader = micro_batches(2, device), Reader(lag=1)
     try:
         for step in range(4):
