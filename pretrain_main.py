@@ -36,7 +36,6 @@ from model_check.config.arguments import (
     add_settings_options,
     settings_request,
 )
-from model_check.config.backends import check_package
 from model_check.config.drill import Drill, parse_drill
 from model_check.config.load import Loaded, load, with_checkpoints
 from model_check.config.memory import check_host_memory
@@ -337,14 +336,13 @@ def what_to_train(settings: Settings, replay_to: int | None) -> tuple[Settings, 
 
 
 def refuse_impossible(settings: Settings, device: str, ranks: RankEnv | None = None) -> None:
-    """Raises ConfigError where there is nothing to resume, no wandb, not the named FlashAttention,
-    too little memory here, or a step that the ranks cannot share."""
+    """Raises ConfigError where there is nothing to resume, no wandb, too little memory
+    here, or a step that the ranks cannot share."""
     num_ranks = 1 if ranks is None else ranks.world_size
     check_ranks(settings, num_ranks)
     check_resume(settings.training.resume)
     check_wandb(settings.logging)
     given_prompts(settings.training)
-    check_package(settings)
     if device == "cpu":
         num_here = 1 if ranks is None else ranks.local_world_size
         check_host_memory(settings, num_here, host_memory_bytes(), num_ranks)

@@ -16,15 +16,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from model_check.config.backends import BACKENDS
+from model_check.engine.kernels import KernelNeeds, choose_attention
 from model_check.errors import ModelCheckError
-from model_check.models.attention import bound
-from model_check.models.attention_trial import AttentionShape
-from model_check.models.backends import KernelNeeds, choose_attention
+from model_check.kernels import AttentionShape
+from model_check.models.attention import backend
 from model_check.utils.trials import PASSED
 
-BACKENDS = ("flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2", "sdpa", "eager")
 PRODUCTION = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, time=8192)
-RUN = ["auto", "flash_attn"]
 
 
 def main() -> int:
@@ -41,7 +40,7 @@ def main() -> int:
         torch.set_deterministic_debug_mode("error" if deterministic else "default")
         for documents in (False, True):
             needs = KernelNeeds(device, torch.bfloat16, deterministic, documents)
-            for name in (*RUN, *BACKENDS):
+            for name in ("auto", *BACKENDS):
                 with as_at_a_start():
                     print(row(name, needs), flush=True)
     return 0
@@ -62,7 +61,7 @@ def row(name: str, needs: KernelNeeds) -> str:
     label = f"{name:<13}{bits:<10}{'documents' if needs.documents else '':<10}"
     started = time.perf_counter()
     try:
-        chosen = choose_attention(name, needs, PRODUCTION)
+        chosen = choose_attention(name, needs, PRODUCTION, {})
     except ModelCheckError as error:
         return f"{label} no: {error}"
     seconds = time.perf_counter() - started
@@ -76,7 +75,7 @@ def cuda_kernels(name: str, needs: KernelNeeds) -> list[str]:
     """Of a forward and a backward pass, those whose names tell of attention."""
     if needs.device.type != "cuda" or needs.documents:
         return []
-    attend = bound(name, deterministic=needs.deterministic)
+    attend = backend(name, deterministic=needs.deterministic)
     q, k, v = (drawn(heads, needs) for heads in (32, 8, 8))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         attend(q, k, v, None).sum().backward()

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from unittest.mock import Mock
 
 import torch
-from torch import Tensor
 
 from model_check.config.load import Request, load
 from model_check.engine.assembly import build_trainer
@@ -33,19 +32,6 @@ VOCABULARY = 8192
 NUM_WARM_UP = 3
 
 
-class NoMonitor(SiteMonitor):
-    """As before there was one."""
-
-    def begin(self, _step: int) -> None:
-        pass
-
-    def end_micro_batch(self) -> None:
-        pass
-
-    def see(self, x_BTE: Tensor) -> None:
-        pass
-
-
 def trainer() -> TrainingRun:
     overrides = (f"model.vocab_size={VOCABULARY}", "training.max_steps=100000")
     settings = load(Request(preset="cpu", overrides=overrides), lambda: False).settings
@@ -57,7 +43,6 @@ class Checks(NamedTuple):
     """Of one way to train a step."""
 
     context: StepContext
-    monitor: SiteMonitor
     fingerprints: Fingerprints
     log: ChecksumLog | None
 
@@ -69,17 +54,14 @@ class Checks(NamedTuple):
 
 def ways(made: TrainingRun) -> dict[str, Checks]:
     model, optimizer, whole = made.state.model, made.state.optimizer, made.trainer.context
-    monitor, full = SiteMonitor(model), whole.looker
+    full = whole.looker
     assert isinstance(full, Fingerprints)
     off = Fingerprints(model, optimizer, full._fingerprint, last_step=-1, budget_bytes=0.0)
-    nothing = NoMonitor(model)
-    plain = replace(whole, watchers=(nothing, off), looker=off)
-    watch = replace(plain, watchers=(monitor, off))
-    both = replace(whole, watchers=(monitor, full))
+    plain = replace(whole, watchers=(), looker=off)
     return {
-        "plain": Checks(plain, nothing, off, None),
-        "watch": Checks(watch, monitor, off, None),
-        "watch and fingerprints": Checks(both, monitor, full, ChecksumLog()),
+        "plain": Checks(plain, off, None),
+        "watch": Checks(replace(plain, watchers=(SiteMonitor(model),)), off, None),
+        "watch and fingerprints": Checks(whole, full, ChecksumLog()),
     }
 
 
@@ -94,7 +76,6 @@ def rounds(num: int) -> Iterator[dict[str, tuple[float, float]]]:
         took = {}
         for name in random.sample(list(each), len(each)):
             way = each[name]
-            made.state.model.watchers = (way.monitor.see, way.fingerprints.see)
             if way.log is not None:  # the other ways have changed the state since
                 way.log.begin(way.fingerprints.of_state_now())
             step(data, way)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint, fingerprint_for
 
 SHAPES = [(8192, 256)] * 2 + [(256, 256), (128, 256), (128, 256), (256, 256), (256,), (256,)] * 2
 SHAPES += [(688, 256), (688, 256), (256, 688)] * 2 + [(256,)]

@@ -22,9 +22,9 @@ from model_check.config.shape import geometry
 from model_check.export import export
 from model_check.generate.generate import next_tokens
 from model_check.generate.sampling import Sampling
+from model_check.init import build_model
+from model_check.model import Llama
 from model_check.models.attention import sdpa
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model
 
 VOCABULARY = 8192
 SHAPE = ModelSettings(
@@ -39,7 +39,7 @@ SHAPE = ModelSettings(
 PROMPT = torch.randint(0, VOCABULARY, (1, 32), generator=torch.Generator().manual_seed(1))
 
 
-def both() -> tuple[BasicLlama, LlamaForCausalLM]:
+def both() -> tuple[Llama, LlamaForCausalLM]:
     settings = Settings(model=SHAPE, training=TrainingSettings(context_length=2048))
     ours = build_model(settings, geometry(SHAPE, VOCABULARY), sdpa, torch.device("cpu")).eval()
     state = {"schema": 2, "model": ours.state_dict(), "settings": msgspec.to_builtins(settings)}
@@ -49,7 +49,7 @@ def both() -> tuple[BasicLlama, LlamaForCausalLM]:
         return ours, LlamaForCausalLM.from_pretrained(Path(place) / "out").eval()
 
 
-def by_us(model: BasicLlama, num: int) -> list[int]:
+def by_us(model: Llama, num: int) -> list[int]:
     tokens = next_tokens(model, PROMPT[0].tolist(), Sampling(temperature=0))
     return [next(tokens) for _ in range(num)]
 

@@ -24,7 +24,6 @@ COLUMNS = {
     "as shipped": (),
     "any kernel": FREE,
     "compiled, 4 micro-batches": COMPILED,
-    "the same, FlashAttention 3": (*COMPILED, "model.attention_backend=flash_attn_3"),
     "the same, batch 4": (*COMPILED, "training.batch_size=4"),
 }
 

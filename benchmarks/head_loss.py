@@ -11,7 +11,6 @@ the losses agree.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import resource
@@ -21,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -208,33 +206,27 @@ def torchs_own() -> Head:
     return run
 
 
-def of_checkout(root: Path, chunk_loss: Any = None) -> Head:
-    """The function of that checkout's models/loss.py, as its own trainer calls it on a CPU."""
-    path = root / "model_check" / "models" / "loss.py"
-    spec = importlib.util.spec_from_file_location(f"loss_of_{abs(hash(root))}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    takes_expected = "expected_grad" in module.linear_cross_entropy.__annotations__
-    options = {} if chunk_loss is None else {"chunk_loss": torch.compile(module.loss_and_gradient)}
+def of_checkout(root: Path, *, is_compiled: bool = False) -> Head:
+    """The head of that checkout, as its own trainer calls it. In a process of its own."""
+    sys.path[:0] = [str(root)]
+    from model_check.model import ChunkedCrossEntropy
 
     def run(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor) -> Tensor:
         on_cpu = hidden_NH.device.type == "cpu"
         rows = max(128, min(2048, 2**21 // len(weight_VH))) if on_cpu else 2048
-        if not takes_expected:
-            loss: Tensor = module.linear_cross_entropy(hidden_NH, weight_VH, targets_N, rows)
-            return loss / len(targets_N)
-        grad = torch.ones((), device=hidden_NH.device) / len(targets_N)
-        total = module.linear_cross_entropy(hidden_NH, weight_VH, targets_N, rows, grad, **options)
-        mean: Tensor = module.root(total, grad)
-        return mean
+        head = ChunkedCrossEntropy(rows, rows)
+        if is_compiled:
+            vars(head)["of_chunk"] = compiled_chunk
+        grad_scale = torch.ones((), device=hidden_NH.device) / len(targets_N)
+        total: Tensor = head(hidden_NH, weight_VH, targets_N, grad_scale=grad_scale)
+        return total * grad_scale
 
+    compiled_chunk = torch.compile(ChunkedCrossEntropy.of_chunk) if is_compiled else None
     return run
 
 
 def compiled() -> Head:
-    return of_checkout(ROOT, chunk_loss=True)
+    return of_checkout(ROOT, is_compiled=True)
 
 
 class Pass:

@@ -17,16 +17,13 @@ from tests.models.test_memory_estimate import TINY, peak_of_a_worker
 
 LONG, EIGHT = "training.context_length=512", "training.batch_size=8"
 WIDE = ("model.hidden_size=512", "model.intermediate_size=1376")
-COPIES = ("training.use_amp=true", "training.bf16_copies=true")
 SHAPES = {
     "cpu preset": (),
     "one micro-batch of 512": (LONG,),
     "two micro-batches": (LONG, "training.grad_accum_nums=2"),
     "bf16": (LONG, "training.use_amp=true"),
     "bf16, two micro-batches": (LONG, "training.use_amp=true", "training.grad_accum_nums=2"),
-    "two micro-batches, cast once": (LONG, *COPIES, "training.grad_accum_nums=2"),
     "bf16, wide": (*WIDE, "training.use_amp=true"),
-    "wide, cast once": (*WIDE, *COPIES),
     "documents": (LONG, "data.document_masking=true"),
     "eager": (LONG, "model.attention_backend=eager"),
     "local": ("training.context_length=1024", "model.attention=local"),

@@ -107,14 +107,13 @@ class Result(NamedTuple):
     """`module`, `block`, or what was wrong."""
 
 
-def play(case: Case, directory: Path, *, bf16_copies: bool = False) -> Result:
+def play(case: Case, directory: Path) -> Result:
     settings: dict[str, Any] = {
         "model__num_layers": NUM_LAYERS,
         "training__precision": case.precision,
         "training__use_amp": str(case.precision != "fp32").lower(),
         "training__gradient_checkpointing": str(case.way == "checkpointed").lower(),
         "training__compile": str(case.way == "compiled").lower(),
-        "training__bf16_copies": str(bf16_copies).lower(),
         "training__max_steps": STEP + 3,
         "training__grad_accum_nums": 2,
         "debug__drill": case.drill,
@@ -193,17 +192,13 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=400)
     parser.add_argument("--runs", type=int, default=0, help="so many more through run.sh")
     parser.add_argument("--seed", type=int, default=2026)
-    parser.add_argument(
-        "--bf16-copies", action="store_true", help="bf16 alone, with training.bf16_copies"
-    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dice, copies = random.Random(arguments.seed), arguments.bf16_copies
-    cases = [case for case in all_cases() if not copies or case.precision == "bf16"]
+    dice, cases = random.Random(arguments.seed), list(all_cases())
     here = sorted(dice.sample(cases, arguments.cases), key=lambda case: case.way)
     of_runs = [case for case in cases if case.way != "compiled" and case.lag == 0]
     started = time.monotonic()
-    results = [played(partial(play, bf16_copies=copies), case) for case in here]
+    results = [played(play, case) for case in here]
     with tempfile.TemporaryDirectory() as cache:
         through_runs = partial(play_run, cache=Path(cache))
         results += [played(through_runs, case) for case in dice.sample(of_runs, arguments.runs)]

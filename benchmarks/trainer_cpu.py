@@ -35,8 +35,8 @@ import ours as our_side  # noqa: E402
 from workload import Part, Workload  # noqa: E402
 
 from model_check.config.shape import geometry  # noqa: E402
-from model_check.models.attention import BACKENDS  # noqa: E402
-from model_check.models.build_model import build_model  # noqa: E402
+from model_check.init import build_model  # noqa: E402
+from model_check.models.attention import sdpa  # noqa: E402
 
 WARM_UP_STEPS = 2
 TOLERANCE = 1e-4
@@ -122,7 +122,7 @@ def compare(work: Workload, options: argparse.Namespace) -> bool:
 def save_weights(work: Workload, path: Path) -> None:
     settings = our_side.settings_of(work, num_steps=1)
     shape = geometry(settings.model, work.vocab_size)
-    model = build_model(settings, shape, BACKENDS["sdpa"], torch.device("cpu"))
+    model = build_model(settings, shape, sdpa, torch.device("cpu"))
     torch.save(model.state_dict(), path)
 
 

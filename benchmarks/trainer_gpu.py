@@ -44,8 +44,8 @@ from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, EventSink, Phase  # noqa: E402
 from model_check.hooks.hook import RunObserver  # noqa: E402
-from model_check.models.attention import BACKENDS  # noqa: E402
-from model_check.models.build_model import build_model  # noqa: E402
+from model_check.init import build_model  # noqa: E402
+from model_check.models.attention import sdpa  # noqa: E402
 from model_check.utils.worker_env import ALLOCATOR, ALLOCATOR_VARIABLES  # noqa: E402
 
 WARM_UP_STEPS = 3
@@ -87,7 +87,7 @@ VARIANTS = [
     Variant("deterministic", {"system.deterministic": "true"}),
     *(
         Variant(f"compiled, {name}", COMPILE | {"model.attention_backend": name})
-        for name in ("sdpa", "cudnn", "flash_attn_2", "flash_attn_3", "flash_attn_4")
+        for name in ("sdpa", "cudnn", "flash_attn")
     ),
     *(
         Variant(f"compiled, {rows} rows", COMPILE | {"training.loss_chunk_rows": str(rows)})
@@ -336,7 +336,7 @@ def their_model(settings: Settings, shape: Geometry, device: torch.device) -> nn
         attn_implementation="sdpa",
         use_cache=False,
     )
-    ours = build_model(settings, shape, BACKENDS["sdpa"], device)
+    ours = build_model(settings, shape, sdpa, device)
     state = {hf_name(name): value for name, value in ours.state_dict().items()}
     del ours
     with device:

@@ -197,7 +197,6 @@ def world(precision: str, budget: str) -> World:
     )
     prints.act = _nothing
     context = replace(trainer.trainer.context, watchers=(prints,), looker=prints)
-    model.watchers = (prints.see,)
     stream = FakeSource().batches()
     data = [gather(stream, step, 2, context.device) for step in range(NUM_STEPS)]
     made = World(trainer, context, prints, data)

@@ -1,10 +1,12 @@
-"""What `run.sh watch` takes of a core beside a run of 8 GPUs, and of the run beside it.
+"""What `run.sh watch` takes of a core beside a run of 8 GPUs, and of the run beside it; and what a
+run's own live table takes of it.
 
     python -m benchmarks.watch [--seconds 60] [--rounds 8]
 
 First a run is written as 8 workers would, each with STEPS_PER_S steps a second, and watched on a
-terminal of 200 x 50: user and system time of the watcher. Then real runs of 2 CPU workers, watched
-and not, in turns: the ratio of their speeds.
+terminal of 200 x 50: user and system time of the watcher. Then real runs of 2 CPU workers in turns:
+watched, on a terminal with its table, on one with --plain, and with neither; the ratios of their
+speeds.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from benchmarks.page import Case, events, write_run
 from model_check.events import Step, encode
 
 STEPS_PER_S = 5
+WAYS = ("alone", "watched", "table", "plain")
 ROOT = Path(__file__).parents[1]
 RUN = ("training.max_steps=150", "launch.history_file=", "model.num_layers=2", "--workers", "2")
 
@@ -44,9 +47,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(
             f"watch, 8 GPUs x {STEPS_PER_S} steps/s, {names.seconds:.0f} s: {share:.2%} of a core"
         )
-        ratios = [ratio(Path(scratch), number) for number in range(names.rounds)]
-    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-    print(f"tokens/s watched / not: {middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs)")
+        rounds = [speeds(Path(scratch), number) for number in range(names.rounds)]
+    for way in WAYS[1:]:
+        ratios = [each[way] / each[WAYS[0]] for each in rounds]
+        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+        print(
+            f"tokens/s {way} / alone: {middle:.3f} ({low:.3f} to {high:.3f}, {len(ratios)} pairs)"
+        )
 
 
 def share_of_a_core(directory: Path, seconds: float) -> float:
@@ -82,21 +89,29 @@ def step_by_step(case: Case, directory: Path, seconds: float) -> None:
 
 
 @contextmanager
-def watched(directory: Path) -> Iterator[None]:
-    """By `watch`, on a terminal of its own; it ends by its key."""
+def terminal() -> Iterator[int]:
+    """One that takes what it is sent."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+    threading.Thread(target=drain, args=(ours,), daemon=True).start()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+
+
+@contextmanager
+def watched(directory: Path) -> Iterator[None]:
+    """By `watch`, on a terminal of its own; a request ends it."""
     command = [sys.executable, "-m", "launcher", "watch", str(directory)]
     env = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
-    reader = threading.Thread(target=drain, args=(ours,), daemon=True)
-    reader.start()
-    try:
-        yield
-    finally:
-        os.write(ours, b"q")
-        process.wait(30)
-        os.close(theirs)
+    with terminal() as fd:
+        process = subprocess.Popen(command, stdin=fd, stdout=fd, stderr=fd, env=env)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 def drain(descriptor: int) -> None:
@@ -107,25 +122,26 @@ def drain(descriptor: int) -> None:
         return
 
 
-def ratio(scratch: Path, number: int) -> float:
-    """Of two runs, the watched one first in every second pair."""
-    speeds = {}
-    for is_watched in (True, False) if number % 2 else (False, True):
-        speeds[is_watched] = speed(scratch / f"run{number}{is_watched}", is_watched=is_watched)
-    return speeds[True] / speeds[False]
+def speeds(scratch: Path, number: int) -> dict[str, float]:
+    """Tokens/s of a run in each way; another one is the first each time."""
+    at = number % len(WAYS)
+    return {way: speed(scratch / f"run{number}{way}", way) for way in WAYS[at:] + WAYS[:at]}
 
 
-def speed(directory: Path, *, is_watched: bool) -> float:
-    command = [sys.executable, "-m", "launcher", "--run-dir", str(directory), *RUN]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def speed(directory: Path, way: str) -> float:
+    plain = ["--plain"] if way == "plain" else []
+    command = [sys.executable, "-m", "launcher", "--run-dir", str(directory), *plain, *RUN]
+    env = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     quiet = subprocess.DEVNULL
-    run = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, env=env)
-    while not (directory / "cpu0.events.jsonl").exists() and run.poll() is None:
-        time.sleep(0.05)
-    if is_watched:
-        with watched(directory):
-            run.wait()
-    run.wait()
+    with terminal() as fd:
+        out = fd if way in ("table", "plain") else quiet
+        run = subprocess.Popen(command, stdin=quiet, stdout=out, stderr=out, env=env)
+        while not (directory / "cpu0.events.jsonl").exists() and run.poll() is None:
+            time.sleep(0.05)
+        if way == "watched":
+            with watched(directory):
+                run.wait()
+        run.wait()
     report = json.loads((directory / "report.json").read_text())
     return statistics.mean(worker["tokens_per_s"] for worker in report["workers"])
 

@@ -384,7 +384,7 @@ def greet(launch: Launch, printer: Printer) -> None:
         say(note)
     say(f"run directory {launch.context.run_dir}")
     if printer.has_reader:
-        say("as a table, in another terminal from here: bash run.sh watch")
+        say("in another terminal, from here: bash run.sh watch")
     if loaded.settings.debug.drill:
         say(f"DRILL: {loaded.settings.debug.drill} will be injected")
 

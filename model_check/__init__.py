@@ -5,7 +5,7 @@ For programs of your own:
     import model_check
     model_check.__version__
     model = model_check.load_model(".checkpoints/gpu0/last.pt")  # a torch module, in eval mode
-    logits = model.logits(tokens)                                # int64 [B, T] -> [B, T, V]
+    logits = model(tokens)                                       # int64 [B, T] -> [B, T, V]
 """
 
 from typing import Any

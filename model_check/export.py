@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from model_check.config.arguments import Parser
+from model_check.config.attention import KINDS
 from model_check.config.geometry import HF_KEYS, HF_SCALING_KEYS, LLAMA
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import EMBEDDING, geometry, hf_name, parameters
@@ -84,7 +85,7 @@ def export(
     state = read_checkpoint(checkpoint)
     settings = settings_of(state, checkpoint)
     _refuse_other_names(state, settings.model, checkpoint)
-    if settings.model.attention != "full":
+    if not KINDS[settings.model.attention].is_llama:
         raise ConfigError(
             f"{checkpoint}: model.attention = {settings.model.attention}: transformers' LLaMA has "
             "no such attention, and would compute other numbers with these weights"

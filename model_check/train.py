@@ -3,7 +3,7 @@ it (`hooks/`); `engine.assembly` makes their list, and says why it has its order
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,9 +16,7 @@ from model_check.engine.distributed.world import ALONE, World, refuse_repeat
 from model_check.engine.optim import AdamW, Looker, clip_divisor, total_norm
 from model_check.engine.results import AsyncMetrics, OwnShare, StepData, StepMetrics, StepResult
 from model_check.hooks.hook import Hook
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import IGNORED, root
-from model_check.models.weight_copies import holding_copies
+from model_check.model import IGNORED, Llama
 
 
 class BatchSource(Protocol):
@@ -28,10 +26,13 @@ class BatchSource(Protocol):
 
 
 class Watcher(Protocol):
-    """Watches the passes of a step: what flows between the blocks of the model."""
+    """Watches the passes of a step."""
 
     def begin(self, step: int) -> None:
         """The passes of a step begin, perhaps once more."""
+
+    def see(self, x_BTE: Tensor) -> None:
+        """A module hands this to the next one: called for each site between blocks in turn."""
 
     def end_micro_batch(self) -> None:
         """Both passes of a micro-batch are over."""
@@ -41,7 +42,7 @@ class Watcher(Protocol):
 class StepContext:
     """What does not change from step to step."""
 
-    model: BasicLlama
+    model: Llama
     optimizer: AdamW
     device: torch.device
     dtype: torch.dtype
@@ -51,19 +52,12 @@ class StepContext:
     watchers: Sequence[Watcher] = ()
     looker: Looker | None = None
     """Looks at each block of an update, before and after it."""
-    copies_of: BasicLlama | None = None
-    """The model whose matrices are cast where a forward context begins; None: autocast casts each
-    where it is used, and eager code keeps what it has cast."""
 
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """Autocast, with 16-bit copies of the weights until it ends: none may change inside."""
-        with ExitStack() as stack:
-            if self.dtype != torch.float32:
-                stack.enter_context(torch.autocast(self.device.type, dtype=self.dtype))
-            if self.copies_of is not None:
-                stack.enter_context(holding_copies(self.copies_of.multiplied, self.dtype))
-            yield
+    def forward_context(self) -> AbstractContextManager[object]:
+        """Autocast, which casts each weight once until it ends: none may change inside."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
 
 class Trainer:
@@ -224,14 +218,16 @@ def backward(
 ) -> Tensor:
     """Add one micro-batch's gradients; return its share of the step's mean loss, over `num_targets`
     targets. `is_shared`: with the other ranks of the job."""
-    scale, num_targets = context.optimizer.loss_scale, max(1, num_targets)
-    one = torch.ones((), device=context.device) if scale is None else scale.value
-    total_grad = one / num_targets
-    called = context.world.called(context.model) if is_shared else context.model
-    total = called(*micro_batch, expected_grad=total_grad)
+    model, scale = context.model, context.optimizer.loss_scale
+    num_targets = max(1, num_targets)
+    unscaled = torch.ones((), device=context.device) if scale is None else scale.value
+    grad_scale = unscaled / num_targets
+    summed_loss = context.world.summed_loss(model) if is_shared else model.summed_loss
+    observers = tuple(watcher.see for watcher in context.watchers)
+    total = summed_loss(*micro_batch, grad_scale=grad_scale, observers=observers)
     # Within the forward context: the products have their dtypes already.
     with torch.autocast(context.device.type, enabled=False):
-        root(total, total_grad).backward()  # type: ignore[no-untyped-call]
+        (total * grad_scale).backward()  # type: ignore[no-untyped-call]
     for watcher in context.watchers:
         watcher.end_micro_batch()
     loss: Tensor = total.detach() / num_targets

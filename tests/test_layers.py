@@ -96,7 +96,14 @@ ALLOWED = {
     "model_check.data.sources": FLOOR | rooms(DATA, "cache", "read", "sources.midi"),
     "model_check.data.tokenizers": FLOOR | rooms(DATA, "cache", "read", "sources", "sources.midi"),
     "model_check.data.build": FLOOR | rooms(DATA, "cache", "read", "sources", "tokenizers"),
+    # the model: attention's kernels, LLaMA, what else attention can be, its first weights
     "model_check.models": FLOOR,
+    "model_check.kernels": FLOOR | {"model_check.models"},
+    "model_check.products": set(),
+    "model_check.model": FLOOR | rooms("model_check", "models", "products"),
+    "model_check.infini": FLOOR | rooms("model_check", "model", "models", "products"),
+    "model_check.init": FLOOR | rooms("model_check", "model", "models"),
+    "model_check.hf": FLOOR | {"model_check.init"},
     # what a dossier is: the launcher reads it, too, without torch
     "model_check.forensics.manifest": FLOOR,
     "model_check.forensics.compare": FLOOR | {"model_check.forensics.manifest"},
@@ -108,7 +115,8 @@ ALLOWED = {
     | {"model_check.engine.sharded", "model_check.forensics"},
     "model_check.engine.busy": FLOOR,
     # the ranks of one job
-    "model_check.engine.distributed": FLOOR | {"model_check.engine.busy", "model_check.forensics"},
+    "model_check.engine.distributed": FLOOR
+    | {"model_check.engine.busy", *rooms("model_check", "forensics", "model")},
     # what a step is to its hooks, and their interface
     "model_check.engine.results": FLOOR | rooms(ENGINE, "busy", "distributed"),
     "model_check.hooks.hook": FLOOR | {"model_check.engine.results"},
@@ -116,41 +124,39 @@ ALLOWED = {
     | {"model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "busy", "distributed", "results", "sharded")
     | {"model_check.forensics.manifest"}
-    | rooms("model_check", "forensics", "hooks.hook", "models"),
+    | rooms("model_check", "forensics", "hf", "hooks.hook", "kernels", "model", "models"),
     "model_check.engine.saving": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "distributed", "sharded")
-    | rooms("model_check", "forensics", "models"),
+    | rooms("model_check", "forensics", "hf", "init"),
     # the loop, what computes with it, its hooks
     "model_check.train": FLOOR
     | {ENGINE, "model_check.data.read", *rooms(ENGINE, "busy", "distributed", "results")}
-    | rooms("model_check", "hooks.hook", "models"),
+    | rooms("model_check", "hooks.hook", "model"),
     "model_check.engine.compile": FLOOR
-    | {ENGINE, "model_check.engine.results", *rooms("model_check", "models", "train")},
-    "model_check.engine.weight_copies": FLOOR | {ENGINE, "model_check.train"},
+    | {ENGINE, "model_check.engine.results", *rooms("model_check", "kernels", "model", "train")},
     "model_check.hooks": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "busy", "distributed", "results", "saving")
-    | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook", "models", "train"),
+    | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook", "model", "train"),
     "model_check.engine.observe": FLOOR
-    | {
-        ENGINE,
-        *rooms(ENGINE, "checkpoint", "results"),
-        *rooms("model_check", "hooks", "hooks.hook"),
-    },
+    | {ENGINE, *rooms(ENGINE, "checkpoint", "results")}
+    | rooms("model_check", "hooks", "hooks.hook"),
     "model_check.engine.training_run": FLOOR | {ENGINE, "model_check.train"},
     "model_check.engine.assembly": FLOOR
-    | {ENGINE, *rooms("model_check", "forensics", "hooks", "hooks.hook", "models", "train")}
-    | {*rooms(ENGINE, "compile", "observe", "saving", "training_run", "weight_copies")},
+    | {ENGINE, *rooms("model_check", "forensics", "hooks", "hooks.hook", "init", "model")}
+    | {*rooms("model_check", "models", "products", "train")}
+    | {*rooms(ENGINE, "compile", "observe", "saving", "training_run")},
     "model_check.generate": FLOOR
     | rooms(DATA, "read", "sources", "sources.midi", "tokenizers")
-    | {"model_check.library"}
-    | {"model_check.engine.checkpoint", "model_check.engine.saving", "model_check.models"},
+    | rooms("model_check", "hf", "init", "library", "model", "models")
+    | {"model_check.engine.checkpoint", "model_check.engine.saving"},
     "model_check.passkey": FLOOR
-    | {ENGINE, "model_check.engine.assembly", "model_check.data.read", "model_check.models"},
-    "model_check.library": FLOOR | {"model_check.engine.checkpoint", "model_check.models"},
+    | {ENGINE, "model_check.engine.assembly", "model_check.data.read", "model_check.model"},
+    "model_check.library": FLOOR
+    | {"model_check.engine.checkpoint", *rooms("model_check", "init", "model", "models")},
     "model_check.export": FLOOR
-    | {"model_check.engine.checkpoint", "model_check.engine.saving", "model_check.models"}
+    | {"model_check.engine.checkpoint", "model_check.engine.saving"}
     | rooms(DATA, "read", "sources", "tokenizers"),
 }
 
@@ -172,7 +178,6 @@ SINGLE_PLACE = {
     "symusic": ("model_check/data/sources/midi.py",),
     "miditok": ("model_check/data/sources/midi.py",),
     "flash_attn": ("model_check/models/attention.py",),
-    "flash_attn_interface": ("model_check/models/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),
     "rich": ("launcher/report/live_table.py",),
     "msgspec": ("launcher/", "model_check/"),
@@ -189,7 +194,7 @@ SINGLE_PLACE = {
     "safetensors": (
         "model_check/engine/sharded/",
         "model_check/export.py",
-        "model_check/models/hf_weights.py",
+        "model_check/hf.py",
     ),
 }
 

@@ -19,8 +19,9 @@ from model_check.config.load import Request, load
 from model_check.config.shape import geometry
 from model_check.data.read.loader import BatchLoader
 from model_check.data.read.token_cache import TokenCache
-from model_check.models.attention import BACKENDS
-from model_check.models.build_model import build_model
+from model_check.engine.distributed.ddp import SummedLoss
+from model_check.init import build_model
+from model_check.models.attention import sdpa
 
 
 def main(settings_file: str, cache_path: str) -> None:
@@ -31,8 +32,8 @@ def main(settings_file: str, cache_path: str) -> None:
     torch.manual_seed(settings.system.seed)
     cache = TokenCache.open(Path(cache_path), settings.data.verify)
     shape = geometry(settings.model, cache.vocab_size)
-    model = build_model(settings, shape, BACKENDS["sdpa"], torch.device("cpu"))
-    ddp = DistributedDataParallel(model)
+    model = build_model(settings, shape, sdpa, torch.device("cpu"))
+    ddp = DistributedDataParallel(SummedLoss(model))
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(

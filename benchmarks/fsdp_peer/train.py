@@ -23,13 +23,14 @@ from accelerate.utils import (
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
 )
+from torch.distributed.fsdp import register_fsdp_forward_method
 
 from model_check.config.load import Request, load
 from model_check.config.shape import geometry
 from model_check.data.read.loader import BatchLoader
 from model_check.data.read.token_cache import TokenCache
-from model_check.models.attention import BACKENDS
-from model_check.models.build_model import build_model
+from model_check.init import build_model
+from model_check.models.attention import sdpa
 
 
 def main(settings_file: str, cache_path: str) -> None:
@@ -41,7 +42,7 @@ def main(settings_file: str, cache_path: str) -> None:
     accelerator = make_accelerator(num_batches)
     cache = TokenCache.open(Path(cache_path), settings.data.verify)
     shape = geometry(settings.model, cache.vocab_size)
-    model = build_model(settings, shape, BACKENDS["sdpa"], torch.device("cpu"))
+    model = build_model(settings, shape, sdpa, torch.device("cpu"))
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(
@@ -55,6 +56,7 @@ def main(settings_file: str, cache_path: str) -> None:
         fused=True,
     )
     model, optimizer = accelerator.prepare(model, optimizer)
+    register_fsdp_forward_method(model, "summed_loss")
     loader = BatchLoader(
         cache, training.batch_size, settings.system.seed, 1, rank=rank, num_ranks=size
     )
@@ -64,7 +66,7 @@ def main(settings_file: str, cache_path: str) -> None:
         for _ in range(num_batches):
             batch = next(stream)
             with accelerator.accumulate(model):
-                loss = model(batch.inputs, batch.targets) / batch.targets.numel()
+                loss = model.summed_loss(batch.inputs, batch.targets) / batch.targets.numel()
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     most = training.max_grad_norm or 1.0

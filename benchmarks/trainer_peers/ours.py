@@ -33,7 +33,7 @@ from model_check.engine.stop import StopSignal
 from model_check.engine.training_run import TrainingRun
 from model_check.events import EventSink
 from model_check.hooks.hook import RunObserver
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,8 @@ from launcher.gpus.sizes import fitted, memory_gib
 from launcher.launch import works_beside_others
 from launcher.plan import Place, thread_variables
 from launcher.verdict.comparison import TrialRecord
-from model_check.config.derived import precision, segment_length
+from model_check.config.attention import KINDS
+from model_check.config.derived import precision
 from model_check.config.drill import worker_of
 from model_check.config.fields import all_fields, value_of
 from model_check.config.inert import acting, nobody_gave
@@ -230,15 +231,10 @@ def _check(loaded: Mapping[str, Loaded]) -> None:
         value = common.value(name)
         raise ConfigError(f"{name} = {value}: changes nothing in any arm: leave it out")
     for name, each in loaded.items():
-        length, context_length = (
-            segment_length(each.settings),
-            each.settings.training.context_length,
-        )
-        if length is not None and length >= context_length:
+        if why := KINDS[each.settings.model.attention].same_as_full(each.settings):
             raise ConfigError(
-                f"--arm {name}: model.infini.segment_length = {length}: {context_length} tokens "
-                "are one segment, so this arm would be full attention: a shorter segment, or a "
-                "longer training.context_length"
+                f"--arm {name}: {why}, so this arm would be full attention: a shorter segment, or "
+                "a longer training.context_length"
             )
     for name, instead in _NOT_COMPARED.items():
         if common.value(name) != all_fields()[name].default:

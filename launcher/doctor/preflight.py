@@ -9,7 +9,7 @@ from launcher.doctor.finding import gib
 from launcher.doctor.machine import check_open_files
 from launcher.doctor.storage import try_to_write
 from launcher.plan import Place
-from model_check.config.backends import check_package, flash_fallback
+from model_check.config.backends import flash_fallback
 from model_check.config.dataset import check_path
 from model_check.config.derived import precision
 from model_check.config.drill import (
@@ -76,7 +76,6 @@ def check_worker_settings(settings: Settings) -> None:
     check_wandb(settings.logging)
     given_prompts(settings.training)
     check_path(settings.data.dataset)
-    check_package(settings)
 
 
 def check_drill(settings: Settings, workers: Sequence[str], num_ranks: int) -> list[str]:

@@ -10,12 +10,11 @@ from msgspec.structs import asdict
 from launcher.arguments import RunArguments
 from launcher.gpus.sizes import fitted
 from launcher.levels import duration, run_seconds
-from model_check.config.backends import backend_refusal, generation_obstacle
 from model_check.config.flops import flops_per_token
 from model_check.config.gpu_models import GpuModel, gpu_model
 from model_check.config.load import Loaded, load
 from model_check.config.memory import MemoryEstimate, advice, estimate_memory, expected_geometry
-from model_check.config.roofline import Plan, plan_step
+from model_check.config.roofline import LAUNCH_US, Plan, plan_step
 from model_check.config.shape import Geometry
 from model_check.errors import UsageError
 
@@ -34,9 +33,6 @@ def describe_on_model(arguments: RunArguments) -> str:
         raise UsageError(f"--gpu-model {gpu.short}: system.device is cpu; leave it out")
     if loaded.settings.launch.mode == "compare":
         raise UsageError(_ONE)
-    name = loaded.settings.model.attention_backend
-    if obstacle := generation_obstacle(name, gpu.capability):
-        raise UsageError(f"--gpu-model {gpu.short}: {backend_refusal(name, obstacle)}")
     loaded, notes = fitted(loaded, arguments.request, [gpu.memory_mib / 1024])
     plan = GpuPlan(loaded, gpu)
     if arguments.as_json:
@@ -99,6 +95,11 @@ class GpuPlan:
             f"{plan.tokens_per_s:,.0f} tokens/s, MFU {full:.1%} (full attention), "
             f"{causal:.1%} (causal)"
         )
+        if plan.host_ms > plan.gpu_ms:
+            yield (
+                f"  the host bounds it: about {plan.num_launches:,} kernel launches at "
+                f"{LAUNCH_US} us take {plan.host_ms:,.0f} ms, the GPU's work {plan.gpu_ms:,.0f} ms"
+            )
         if (seconds := run_seconds(self.settings, self.gpu.name)) is not None:
             steps, soak_s = self.settings.training.max_steps, self.settings.launch.soak_s
             again = f", again and again for {duration(soak_s)}" if soak_s else ""
@@ -107,7 +108,7 @@ class GpuPlan:
         if self.settings.launch.mode != "replicate":
             yield "  links between GPUs are not counted"
         for row in plan.operators:
-            yield f"  {row.name:<32}{row.ms:>9,.1f} ms{row.ms / plan.step_ms:>8.1%}"
+            yield f"  {row.name:<32}{row.ms:>9,.1f} ms{row.ms / plan.gpu_ms:>8.1%}"
         yield (
             "by published shares of this GPU's peak and memory speed; clocks, cooling and kernels "
             "decide"
@@ -135,6 +136,8 @@ def _step(plan: Plan) -> dict[str, Any]:
         "tokens": plan.tokens,
         "flops": plan.flops.full * plan.tokens,
         "ms": plan.step_ms,
+        "launches": plan.num_launches,
+        "host_ms": plan.host_ms,
         "tokens_per_s": plan.tokens_per_s,
         "mfu": {name: plan.mfu(value) for name, value in asdict(plan.flops).items()},
         "attention": plan.attention,

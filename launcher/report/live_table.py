@@ -34,6 +34,12 @@ _COLUMNS: tuple[tuple[str, int, Cell], ...] = (
 )
 """Title, from how many columns of the terminal on, cell. What is unknown of every worker has no
 column."""
+_TITLES = [title for title, _, _ in _COLUMNS]
+_SPARE = ("", "tok/s", "W", "GiB", "GPU", "MFU", "norm", "util", "loss")
+"""The first to go where what is to be said of a worker has no room."""
+_LEAST_NOTE = 18
+Column = tuple[str, list[Text]]
+"""Title, and a cell for each worker."""
 
 
 class LiveTable:
@@ -65,6 +71,10 @@ class LiveTable:
         tables = [run_table(run, columns, now_ns, is_named=are_several) for run in going]
         return cut(self._printed(tables, columns, True), rows)
 
+    def close(self) -> None:
+        for each in self._them:
+            each.close()
+
     def _look(self) -> list[RunProgress]:
         for each in self._them:
             each.look()
@@ -94,35 +104,51 @@ def _parts(run: RunProgress, columns: int) -> Iterator[RenderableType]:
 
 def run_table(run: RunProgress, width: int, now_ns: int, *, is_named: bool) -> RenderableType:
     """Title, and a row for each worker. `is_named`: the title tells its directory."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= 100 else 1, 0, 0))
-    workers = list(run.workers.values())
-    columns = [(title, cell) for title, at_least, cell in _COLUMNS if width >= at_least]
-    cells = {title: [cell(worker) for worker in workers] for title, cell in columns}
-    shown = [title for title, _ in columns if any(cells[title])]
-    notes = [_note(name, run, now_ns) for name in run.workers]
-    table.add_column("worker", no_wrap=True)
-    names = _models(run, width)
-    if any(names):
-        table.add_column("GPU", no_wrap=True)
-    if run.record.steps:
-        table.add_column("", no_wrap=True)
-    for title in shown:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    for at, name in enumerate(run.workers):
-        model = [names[at]] if any(names) else []
-        bar = [_bar(workers[at].step, run.record.steps)] if run.record.steps else []
-        table.add_row(name, *model, *bar, *(Text(cells[title][at]) for title in shown), notes[at])
-    return Group(
-        Text(_title(run, is_named), style="bold", no_wrap=True, overflow="ellipsis"), table
-    )
+    columns, gap = _columns(run, width), 2 if width >= 100 else 1
+    room = width - sum(gap + _width(column) for column in columns)
+    while room < _LEAST_NOTE and (spare := next(filter(_is_spare, reversed(columns)), None)):
+        columns.remove(spare)
+        room += gap + _width(spare)
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for title, cells in columns:
+        is_number = title in _TITLES
+        table.add_column(
+            title, justify="right" if is_number else "left", min_width=_width((title, cells))
+        )
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(1, room))
+    for name, row in zip(
+        run.workers, zip(*(cells for _, cells in columns), strict=True), strict=True
+    ):
+        table.add_row(*row, _note(name, run, now_ns))
+    return Group(Text(_title(run, is_named), style="bold", overflow="fold"), table)
 
 
-def _models(run: RunProgress, width: int) -> list[str]:
-    if width < 120:
-        return []
+def _columns(run: RunProgress, width: int) -> list[Column]:
+    """All of which something is known, as far as a terminal of this width has room."""
+    workers, steps = list(run.workers.values()), run.record.steps
+    found: list[Column] = [("worker", [Text(name) for name in run.workers])]
+    if width >= 120:
+        found.append(("GPU", _models(run)))
+    if steps:
+        found.append(("", [_bar(worker.step, steps) for worker in workers]))
+    for title, at_least, cell in _COLUMNS:
+        if width >= at_least:
+            found.append((title, [Text(cell(worker)) for worker in workers]))
+    return [(title, cells) for title, cells in found if any(cells)]
+
+
+def _is_spare(column: Column) -> bool:
+    return column[0] in _SPARE
+
+
+def _width(column: Column) -> int:
+    title, cells = column
+    return max(len(title), *map(len, cells))
+
+
+def _models(run: RunProgress) -> list[Text]:
     gpus = (run.record.gpus.get(name, {}) for name in run.workers)
-    return [printable(str(gpu.get("name", "")).removeprefix("NVIDIA ")) for gpu in gpus]
+    return [Text(printable(str(gpu.get("name", "")).removeprefix("NVIDIA "))) for gpu in gpus]
 
 
 def _bar(step: int | None, steps: int) -> Text:
@@ -148,7 +174,7 @@ def _notes(name: str, run: RunProgress, now_ns: int) -> Iterator[Text]:
         yield Text(f"not finite at step {facts.nonfinite.step}", style="bold red")
     if facts.broken is not None:
         yield Text("its state changed by itself", style="bold red")
-    if (quiet_s := _quiet_s(worker, now_ns)) is not None:
+    if run.verdict is None and (quiet_s := _quiet_s(worker, now_ns)) is not None:
         others = any(each.is_ahead_of(worker) for each in run.workers.values())
         waits = ": the others wait for it" if others else ""
         yield Text(f"silent for {quiet_s:.0f} s{waits}", style="yellow")

@@ -7,7 +7,7 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from launcher.output.panel import Panel, can_have_one
@@ -34,13 +34,13 @@ examples:
 
 def watch(argv: Sequence[str]) -> int:
     """Until all runs are over or somebody types q. Returns 0. Raises UsageError."""
-    table = LiveTable([watched(path) for path in _directories(argv)])
     out = sys.stdout.fileno()
     can_move = can_have_one(out)
-    if can_move and sys.stdin.isatty():
-        _follow(table, out)
-    columns = shutil.get_terminal_size().columns
-    put("".join(f"{line}\n" for line in table.lines(columns, has_colours=can_move)), end="")
+    with closing(LiveTable([watched(path) for path in _directories(argv)])) as table:
+        if can_move and sys.stdin.isatty():
+            _follow(table, out)
+        columns = shutil.get_terminal_size().columns
+        put("".join(f"{line}\n" for line in table.lines(columns, has_colours=can_move)), end="")
     return EXIT_PASS
 
 

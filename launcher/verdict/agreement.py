@@ -26,7 +26,7 @@ TAKEN = ("attention_backend", "attention_kernel", "attention_package", "optimize
 """Kernels that it took: another one where a trial was failed."""
 MUST_MATCH = (
     *("torch", "cuda", "cudnn", "math_environ", *TAKEN, "dtype", "deterministic", "settings"),
-    *("data", "fingerprints", "bf16_copies", "compiled"),
+    *("data", "fingerprints", "compiled"),
 )
 """What a worker says of the rest: workers that differ in it cannot be compared."""
 CANDIDATES = "attention_candidates"

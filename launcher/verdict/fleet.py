@@ -112,7 +112,7 @@ class FleetInput(Struct, frozen=True, kw_only=True):
         key = key_of(self.record.groups.get(worker.name, worker.name), worker.detail)
         key["driver"] = versions.get("driver")
         key["model_check"] = versions.get("model_check")
-        if worker.detail.get("attention_backend") == "flash_attn_2":  # a package of its own
+        if worker.detail.get("attention_backend") == "flash_attn":  # a package of its own
             key["flash_attn"] = versions.get("flash_attn")
         if self.is_job:
             ranks = self.part.num_ranks if self.part else len(self.workers)

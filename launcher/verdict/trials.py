@@ -36,7 +36,7 @@ def compare_trials(told: Mapping[str, Phase]) -> Disagreement | None:
 
 
 def what_its_trial_showed(worker: str, found: Disagreement, told: Mapping[str, Scalar]) -> str:
-    """`its attention kernel flash_attn_3 gave other bits of dq in 3 equal calls; 7 equals passed`;
+    """`its attention kernel flash_attn gave other bits of dq in 3 equal calls; 7 equals passed`;
     `told`: all that this worker told of itself."""
     shown, trial = found.bits[worker], found.quantity
     if shown == PASSED and worker in found.odd:  # it failed a later one

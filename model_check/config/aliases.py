@@ -150,10 +150,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "training.mixed_precision": {"true": "bf16", "false": "fp32", "no": "fp32"},
     "training.lr_scheduler_type": {"constant_with_warmup": "constant"},
     "training.resume_from_checkpoint": {"true": "auto", "false": None},
-    "model.attn_implementation": {
-        "flash_attention_2": "flash_attn_2",
-        "flash_attention_3": "flash_attn_3",
-    },
+    "model.attn_implementation": {"flash_attention_2": "flash_attn"},
     "logging.wandb_log": {"true": "online", "false": "off"},
     **dict.fromkeys(("system.use_cpu", "system.no_cuda", "system.cpu"), _ON_CPU),
     "tokens.val_check_interval": {"-1": None},
@@ -282,7 +279,16 @@ ABSENT: dict[str, str] = {
 refused as an option, and in [training], too. One that is UNNEEDED as well is refused with the other
 values."""
 
+_NEWER_FLASH = (
+    "FlashAttention 3 and 4 are not offered: torch.compile could not keep them within a block; set "
+    "model.attention_backend=auto, which takes cuDNN or FlashAttention 2 where they can be had"
+)
+
 ABSENT_VALUES: dict[str, dict[str, str]] = {
+    "model.attention_backend": {
+        "flash_attn_2": "it is named flash_attn (FlashAttention 2, or sdpa where it is not there)",
+        **dict.fromkeys(("flash_attn_3", "flash_attn_4", "flash_attention_3"), _NEWER_FLASH),
+    },
     "model.init_from": {
         "resume": "`--resume auto` goes on from the newest checkpoint",
         "gpt2": "GPT-2 is no LLaMA; a LLaMA of the hub is named ORGANISATION/MODEL",

@@ -1,65 +1,95 @@
-"""Which attention kernels can act here: by device, dtype and package. Imports none of them, so that
-the launcher knows before any data is prepared; `models.backends` asks the GPU."""
+"""The attention backends: one row for each, with what it can do and the function that makes it.
+Imports none of their packages, so that the launcher knows before any data is prepared;
+`engine.kernels` asks the GPU and checks what the kernel computes."""
 
 import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
+
+from msgspec import Struct
 
 from model_check.config.derived import precision
 from model_check.config.fields import given_by
 from model_check.config.schema import Settings
 from model_check.errors import ConfigError
 
-FLASH_MODULES = {
-    "flash_attn_4": "flash_attn.cute",
-    "flash_attn_3": "flash_attn_interface",
-    "flash_attn_2": "flash_attn",
-}
-"""Where each generation of FlashAttention keeps its `flash_attn_func`, the newest first."""
-_INSTALL = {
-    "flash_attn_2": "pip install flash-attn --no-build-isolation",
-    "flash_attn_3": "build hopper/ of github.com/Dao-AILab/flash-attention, or take PyTorch's "
-    "wheel of flash-attn-3",
-    "flash_attn_4": "pip install --pre flash-attn-4",
-}
-FLASH = "flash_attn"
-"""The newest of them that can be had, else sdpa."""
-
-UNKNOWN, AMPERE, HOPPER, BLACKWELL = (0, 0), (8, 0), (9, 0), (10, 0)
+FLASH, FLASH_MODULE = "flash_attn", "flash_attn"
+"""The backend that sdpa replaces, with a line, where it cannot be had; its package."""
+UNKNOWN, AMPERE, HOPPER = (0, 0), (8, 0), (9, 0)
 """Compute capabilities."""
-_VARYING = {"cudnn": "cudnn's backward pass is not deterministic"}
-"""Attention kernels that torch itself refuses where determinism is asked for. Of others a trial at
-the start decides (`models.attention_trial`)."""
+NOT_INSTALLED = "flash_attn is not installed (pip install flash-attn --no-build-isolation)"
+
+
+class Backend(Struct, frozen=True, kw_only=True):
+    """A row: what one way to compute attention can do. What a row allows, a check at the start
+    still has to confirm."""
+
+    make: str
+    """The function of `models.attention` that makes it: (deterministic) -> AttentionFn."""
+    only_on: str | None = None
+    """`cuda`; None: any device."""
+    least_capability: tuple[int, int] = UNKNOWN
+    is_half_only: bool = False
+    """It takes bfloat16 and float16 alone."""
+    widest_head: int | None = None
+    takes_documents: bool = True
+    varying: str | None = None
+    """Why torch itself refuses it where determinism is asked for."""
+    operator: str | None = None
+    """`NAMESPACE::NAME`: what its package must register, or torch.compile cannot keep a block as
+    one graph; None: its operators are torch's own."""
+
+
+BACKENDS: dict[str, Backend] = {
+    "cudnn": Backend(
+        make="make_cudnn",
+        only_on="cuda",
+        least_capability=AMPERE,
+        is_half_only=True,
+        widest_head=256,
+        takes_documents=False,
+        varying="cudnn's backward pass is not deterministic",
+    ),
+    FLASH: Backend(
+        make="make_flash_attn",
+        only_on="cuda",
+        least_capability=AMPERE,
+        is_half_only=True,
+        widest_head=256,
+        takes_documents=False,
+        operator="flash_attn::_flash_attn_forward",  # since flash-attn 2.7
+    ),
+    "sdpa": Backend(make="make_sdpa"),
+    "eager": Backend(make="make_eager"),
+}
+"""The fastest first. On an H100, causal, head 128, forward at 8192 tokens: cuDNN 529 TFLOP/s,
+FlashAttention 2 333 (flash-attention's own chart); sdpa contains a FlashAttention 2."""
 
 
 def backend_conflict(
-    name: str, device: str, *, half: bool, deterministic: bool, documents: bool
+    name: str,
+    device: str,
+    *,
+    half: bool,
+    deterministic: bool,
+    documents: bool,
+    capability: tuple[int, int] = UNKNOWN,
 ) -> str | None:
     """Why the attention backend `name` cannot act on `device` (`cuda`, `cpu`) with the other
-    settings; None: it can, if its package is installed. `half`: products in a 16-bit dtype."""
-    if name in ("auto", "eager", "sdpa"):
+    settings; None: it can, if its package is installed. `half`: products in a 16-bit dtype.
+    `capability`: the GPU's compute capability."""
+    if (row := BACKENDS.get(name)) is None:
         return None
-    if device != "cuda":
+    if row.only_on not in (None, device):
         return f"{name} needs a CUDA GPU, not {device}"
-    if not half:
+    if row.is_half_only and not half:
         return f"{name} needs bfloat16 or float16, not float32 (training.use_amp=true)"
-    if documents:
+    if documents and not row.takes_documents:
         return f"{name} takes no mask (data.document_masking=true); sdpa and eager do"
-    if deterministic and name in _VARYING:
-        return f"{_VARYING[name]} (system.deterministic=false allows it)"
-    return None
-
-
-def generation_obstacle(name: str, capability: tuple[int, int]) -> str | None:
-    """Why the attention backend `name` cannot act on a GPU of that compute capability; None: it
-    can."""
-    major_minor = ".".join(map(str, capability))
-    if name in ("cudnn", "flash_attn_2") and UNKNOWN < capability < AMPERE:
-        return f"{name} needs compute capability 8.0 or newer, not {major_minor}"
-    if name == "flash_attn_3" and not HOPPER <= capability < BLACKWELL:
-        return f"flash_attn_3 needs a Hopper GPU (9.0), not compute capability {major_minor}"
-    if name == "flash_attn_4" and capability < HOPPER:
-        return f"flash_attn_4 needs compute capability 9.0 or newer, not {major_minor}"
+    if deterministic and row.varying:
+        return f"{row.varying} (system.deterministic=false allows it)"
+    if UNKNOWN < capability < row.least_capability:
+        least, found = (".".join(map(str, each)) for each in (row.least_capability, capability))
+        return f"{name} needs compute capability {least} or newer, not {found}"
     return None
 
 
@@ -67,18 +97,11 @@ def check_on_device(settings: Settings, sources: Mapping[str, str], device: str)
     """Refuse a backend that cannot act on `cuda` or `cpu`, before a run starts. Raises
     ConfigError."""
     name = settings.model.attention_backend
-    conflict = _conflict(name, settings, device)
+    conflict = _conflict(settings, device)
     if conflict and name != FLASH:
         setting = "model.attention_backend"
         source = given_by(sources.get(setting, "settings"), setting)
         raise ConfigError(f"{source}{backend_refusal(name, conflict)}")
-
-
-def check_package(settings: Settings) -> None:
-    """Raises ConfigError where a FlashAttention is named that is not installed."""
-    name = settings.model.attention_backend
-    if name in FLASH_MODULES and not is_installed(name):
-        raise ConfigError(backend_refusal(name, not_installed(name)))
 
 
 def flash_fallback(settings: Settings, device: str) -> str | None:
@@ -86,29 +109,13 @@ def flash_fallback(settings: Settings, device: str) -> str | None:
     or can be had, as far as is known without the GPU."""
     if settings.model.attention_backend != FLASH:
         return None
-    if conflict := _conflict(FLASH, settings, device):
-        return conflict
-    usable = [n for n in FLASH_MODULES if not _conflict(n, settings, device) and is_installed(n)]
-    return None if usable else not_installed("flash_attn_2")
+    is_installed = importlib.util.find_spec(FLASH_MODULE) is not None
+    return _conflict(settings, device) or (None if is_installed else NOT_INSTALLED)
 
 
-def is_installed(name: str) -> bool:
-    """Whether the package of that generation is there; it may be broken."""
-    package, _, part = FLASH_MODULES[name].partition(".")
-    found = importlib.util.find_spec(package)
-    if found is None or not part:
-        return found is not None
-    # Not find_spec of the part: that imports the package, and torch with it.
-    return any((Path(place) / part).exists() for place in found.submodule_search_locations or ())
-
-
-def not_installed(name: str) -> str:
-    return f"{name} is not installed ({_INSTALL[name]})"
-
-
-def _conflict(name: str, settings: Settings, device: str) -> str | None:
+def _conflict(settings: Settings, device: str) -> str | None:
     return backend_conflict(
-        name,
+        settings.model.attention_backend,
         device,
         half=precision(settings.training) != "fp32",
         deterministic=settings.system.deterministic,

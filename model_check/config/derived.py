@@ -1,5 +1,6 @@
 """What follows from the settings: counts and sizes. The settings stay as they were given."""
 
+from model_check.config.attention import KINDS
 from model_check.config.schema import (
     EVERY_FAILING,
     Failing,
@@ -16,13 +17,6 @@ def precision(training: TrainingSettings) -> str:
     training.use_amp means."""
     name = training.precision or ("bf16" if training.use_amp else "fp32")
     return _SHORT.get(name, name)
-
-
-def wants_copies(settings: Settings) -> bool:
-    """Whether matrices are to be cast once a step: training.bf16_copies, where it can act (a preset
-    may leave it where it does not)."""
-    can = precision(settings.training) == "bf16" and settings.launch.mode != "fsdp"
-    return settings.training.bf16_copies and can
 
 
 def failing_severities(launch: LaunchSettings) -> tuple[Failing, ...]:
@@ -42,9 +36,7 @@ def num_micro_batches(settings: Settings, num_ranks: int = 1) -> int:
 
 def segment_length(settings: Settings) -> int | None:
     """Tokens that attention reads at once; None: all of a sequence."""
-    if settings.model.attention == "full":
-        return None
-    return settings.model.infini.segment_length or -(-settings.training.context_length // 4)
+    return KINDS[settings.model.attention].span(settings)
 
 
 CHECK_STEPS = 200

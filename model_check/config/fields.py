@@ -73,7 +73,8 @@ class Field(Struct, frozen=True):
     def doc(self) -> str:
         """What the setting means; empty where the schema does not say."""
         section, _, key = self.name.rpartition(".")
-        return meanings(sections()[section]).get(key, "")
+        words = (f"{word}: {means}." for word, means in (self._extra("words") or {}).items())
+        return " ".join([meanings(sections()[section]).get(key, ""), *words])
 
     def _extra(self, key: str) -> Any:
         extras = (meta.extra or {} for meta in _metas(self.type))

@@ -11,6 +11,7 @@ Work that is done twice (checkpointing) counts once. There are two conventions, 
 
 from msgspec import Struct
 
+from model_check.config.attention import KINDS
 from model_check.config.derived import segment_length
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
@@ -25,17 +26,7 @@ class FlopsPerToken(Struct, frozen=True):
 
 def flops_per_token(settings: Settings, shape: Geometry) -> FlopsPerToken:
     """9.997e9 and 9.192e9 for the default geometry and context."""
-    products = 6 * shape.num_multiplied + memory_flops(settings, shape)
+    products = 6 * shape.num_multiplied + KINDS[shape.attention].flops(settings, shape)
     span = segment_length(settings) or settings.training.context_length
     attention = 12 * shape.num_layers * shape.query_width * span
     return FlopsPerToken(full=products + attention, causal=products + attention / 2)
-
-
-def memory_flops(settings: Settings, shape: Geometry) -> int:
-    """Of Infini-attention, a token: each query reads a [D, D] matrix, each key is written to one,
-    and by the delta rule reads it before. Not counted: divisors and the sums over segments."""
-    if shape.attention != "infini":
-        return 0
-    times = 2 if settings.model.infini.update == "delta" else 1
-    width = shape.query_width + times * shape.key_width
-    return 6 * shape.num_layers * shape.head_dim * width

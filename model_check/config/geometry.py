@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from model_check.config.attention import KINDS
 from model_check.config.checkpoint_settings import settings_in
 from model_check.config.own_head import has_own_head
 from model_check.config.shape import swiglu_width
@@ -142,8 +143,9 @@ def model_in(checkpoint: Path) -> dict[str, Any] | None:
     if (settings := settings_in(checkpoint)) is None:
         return None
     model = msgspec.to_builtins(settings.model)
-    segments = () if settings.model.attention == "full" else ("attention", "infini")
-    return {key: model[key] for key in (*SIZES["tiny"], *segments)}
+    kind = KINDS[settings.model.attention]
+    own = () if kind.is_llama else ("attention", *(name.split(".")[1] for name in kind.settings))
+    return {key: model[key] for key in (*SIZES["tiny"], *own)}
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from model_check.config.derived import wants_copies
+from model_check.config.attention import KINDS, OF_KINDS, names_with
 from model_check.config.fields import all_fields, given_by, setting_text, value_of
 from model_check.config.places import FALLBACK
 from model_check.config.ranks import JOBS
@@ -56,6 +56,16 @@ def _accumulates(settings: Settings) -> bool:
     return training.grad_accum_nums > 1 or any(total is not None for total in given)
 
 
+def _acts_with_some_kinds(name: str) -> Rule:
+    """Of a setting that not every kind of attention has."""
+    return Rule(
+        (name,),
+        ("model.attention",),
+        lambda s: name in KINDS[s.model.attention].settings,
+        f"model.attention={' or '.join(names_with(name))}",
+    )
+
+
 _OWN_END = ("bpe", "wordpiece", "midi", "tiktoken")
 RULES = (
     Rule(
@@ -95,12 +105,6 @@ RULES = (
         "training.save_interval, save_last, save_best or save_on_signal",
     ),
     Rule(
-        ("training.bf16_copies",),
-        ("training.precision", "training.use_amp", "launch.mode"),
-        wants_copies,
-        "training.precision=bf16, and no launch.mode=fsdp, which gathers weights in bf16 itself",
-    ),
-    Rule(
         ("training.resume_anyway",),
         ("training.resume",),
         lambda s: s.training.resume is not None,
@@ -112,18 +116,7 @@ RULES = (
         lambda s: s.model.init_from is None,
         "random weights (model.init_from=null)",
     ),
-    Rule(
-        ("model.infini.segment_length",),
-        ("model.attention",),
-        lambda s: s.model.attention != "full",
-        "model.attention=local or infini",
-    ),
-    Rule(
-        ("model.infini.update", "model.infini.gate_init", "model.infini.gate_lr"),
-        ("model.attention",),
-        lambda s: s.model.attention == "infini",
-        "model.attention=infini",
-    ),
+    *(_acts_with_some_kinds(name) for name in OF_KINDS),
     Rule(
         ("data.bpe_vocab_size",),
         ("data.tokenizer",),

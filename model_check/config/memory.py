@@ -9,6 +9,7 @@ with what torch really keeps.
 import msgspec
 from msgspec import Struct
 
+from model_check.config.attention import KINDS
 from model_check.config.derived import (
     loss_chunk_rows,
     num_micro_batches,
@@ -24,15 +25,15 @@ _FLOAT32, _HALF = 4, 2
 _RUNTIME_BYTES = {"cuda": 768 * 2**20, "cpu": 320 * 2**20}
 """Context, libraries and kernel workspaces. cpu: the resident set of a worker with a tiny model
 after its trials (measured, torch 2.13); cuda: what contexts of recent GPUs usually take, not
-measured by us."""
+measured by us. The check of the kernels comes before the weights and takes less than they do."""
 
 
 class MemoryEstimate(Struct, frozen=True):
     """Bytes of one worker at the fullest moment of a step."""
 
     weights: int
-    """float32, with the 16-bit copies of the matrices that autocast keeps, or
-    training.bf16_copies; of a rank that shares the model, its shard."""
+    """float32, with the 16-bit copies of the matrices that autocast keeps; of a rank that shares
+    the model, its shard."""
     gathered: int
     """Of such a rank: what of others' weights it holds at a time, and whole gradients."""
     gradients: int
@@ -208,20 +209,9 @@ def block_activations(settings: Settings, shape: Geometry, device: str) -> int:
     # q, k, v, the output; and the sums of the rows.
     attention = (2 * shape.query_width + 2 * shape.key_width) * width + shape.num_heads * _FLOAT32
     feed_forward = 4 * shape.intermediate_size * width
-    of_a_row = residual + normed + attention + feed_forward + _memory(settings, shape)
+    more = KINDS[shape.attention].kept_bytes(settings, shape, width)
+    of_a_row = residual + normed + attention + feed_forward + more
     return _rows(settings) * of_a_row + _scores(settings, shape, device) + _written_out(*asked)
-
-
-def _memory(settings: Settings, shape: Geometry) -> int:
-    """Of a token, what Infini-attention keeps beyond local attention: features of queries and keys,
-    what was found before and after its divisor, values, and the output of the segment. The matrices
-    that a segment found are kept once a query head."""
-    if shape.attention != "infini":
-        return 0
-    times = 6 if settings.model.infini.update == "delta" else 3
-    matrices = shape.query_width * (shape.head_dim + 1) // (segment_length(settings) or 1)
-    numbers = 3 * shape.query_width + times * shape.key_width + 3 * shape.num_heads + matrices
-    return numbers * _FLOAT32 + shape.query_width * _product_bytes(settings)
 
 
 def _product_bytes(settings: Settings) -> int:

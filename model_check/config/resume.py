@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from model_check.config.aliases import ABSENT_VALUES
+from model_check.config.attention import KINDS, OF_KINDS
 from model_check.config.fields import all_fields, nested, sections, setting_text
 from model_check.config.ranks import sequences_of_step
-from model_check.config.schema import InfiniSettings, ModelSettings, Settings
+from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import geometry
 from model_check.errors import ConfigError
 from model_check.utils.checkpoint_names import is_earlier, is_named, is_sharded
@@ -134,7 +136,8 @@ def changed(saved: Mapping[str, Any], settings: Settings, *rules: str) -> Iterat
 
 def known_settings(saved: Mapping[str, Any]) -> Settings:
     """The settings of a checkpoint that decide its steps. Those that it lacks have their defaults;
-    those that this version does not know are left out. Raises ConfigError for a damaged value."""
+    names and values that this version does not know are left out. Raises ConfigError for a damaged
+    value."""
     return with_defaults(acting_settings(saved))
 
 
@@ -142,8 +145,9 @@ def with_defaults(saved: Mapping[str, Any]) -> Settings:
     """The settings of a checkpoint by dotted name, completed in the same way. Raises
     ConfigError."""
     known = all_fields().keys() | sections().keys()
+    kept = {n: v for n, v in saved.items() if n in known and str(v) not in ABSENT_VALUES.get(n, {})}
     try:
-        return msgspec.convert(nested({n: v for n, v in saved.items() if n in known}), Settings)
+        return msgspec.convert(nested(kept), Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"its settings are damaged: {error}") from error
 
@@ -159,21 +163,26 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def full(model: ModelSettings) -> ModelSettings:
-    """The same with full attention: whose weights local and infini can begin with."""
-    return replace(model, attention="full", infini=InfiniSettings())
+    """The same with full attention: whose weights all other kinds can begin with."""
+    return replace(model, attention="full")
 
 
-def _same_weights(model: ModelSettings) -> ModelSettings:
-    """With the default for each setting of attention that does not decide what weights compute."""
-    infini = model.infini
-    match model.attention:
-        case "full":
-            return full(model)
-        case "local":
-            infini = InfiniSettings(segment_length=infini.segment_length)
-        case "infini":
-            infini = replace(infini, gate_init=0.0, gate_lr=InfiniSettings().gate_lr)
-    return replace(model, infini=infini)
+def begin_as_llama(weights_of: Mapping[str, Any]) -> bool:
+    """Whether `weights_of`, the [model] that weights were trained with, are those of any LLaMA."""
+    kind = KINDS.get(weights_of.get("attention", "full"))
+    return kind is not None and kind.is_llama
+
+
+def _with_defaults_of_others(model: ModelSettings) -> dict[str, Any]:
+    """As plain types, with the default for each setting of a kind of attention that does not decide
+    what these weights compute."""
+    values: dict[str, Any] = msgspec.to_builtins(model)
+    for name in OF_KINDS:
+        field = all_fields()[name]
+        if name not in KINDS[model.attention].settings or field.on_resume != "must_equal":
+            _, section, key = name.split(".")
+            values[section][key] = field.default
+    return values
 
 
 class Difference(NamedTuple):
@@ -206,7 +215,7 @@ def check_first_weights(weights: Mapping[str, Any], model: ModelSettings) -> Non
     if not weights:
         return
     theirs = nested(weights)["model"]
-    if theirs.get("attention", "full") == "full":
+    if begin_as_llama(theirs):
         model = full(model)
     # A larger vocabulary begins with theirs.
     found = [each for each in differences(theirs, model) if each.key != "vocab_size"]
@@ -234,7 +243,7 @@ def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
         known = msgspec.convert({key: model[key] for key in KEYS if key in model}, ModelSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"the [model] settings of these weights are damaged: {error}") from error
-    values: dict[str, Any] = msgspec.to_builtins(_same_weights(known))
+    values = _with_defaults_of_others(known)
     shape = geometry(known, 0)
     derived = ("intermediate_size", "num_kv_heads", "head_dim")
     values |= {key: getattr(shape, key) for key in derived}

@@ -4,7 +4,8 @@ measured. Pure, without torch.
 Matrix products and attention take their FLOPs at a share of the GPU's peak (products the bytes of
 their weights, where those take longer), everything else its bytes at a share of the memory's speed.
 The shares are those of an H100 SXM, from published figures; of other GPUs they are assumed to be
-the same, where nothing else is said. Nothing overlaps.
+the same, where nothing else is said. Nothing overlaps. A step takes at least as long as the host
+needs to launch its kernels.
 """
 
 from collections.abc import Iterator
@@ -12,15 +13,15 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from model_check.config.attention import KINDS
 from model_check.config.derived import (
     is_check,
     loss_chunk_rows,
     num_micro_batches,
     precision,
     segment_length,
-    wants_copies,
 )
-from model_check.config.flops import FlopsPerToken, flops_per_token, memory_flops
+from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.gpu_models import GpuModel
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
@@ -36,13 +37,18 @@ FLOAT32_PRODUCTS = 67 / 989.4
 FINGERPRINTS = 3.15 / 3.35
 """The same of our kernel (measured on an H100, docs/log.md)."""
 REST = 0.015
-"""Of a step: launches, copies, small operators, fingerprints of a part."""
+"""Of a step: copies, small operators, fingerprints of a part."""
+LAUNCH_US = 15
+"""What the host needs for one launch, the Python around it included: 775 launches of the preset
+`train` took 11.5 to 15.5 ms under torch 2.11 over a CUDA that executes nothing (2 cores, quiet).
+No run on a GPU was ever bound by it: the H100's 208 ms of `production` hold about 650."""
+EAGER_LAUNCHES, COMPILED_LAUNCHES = (94, 44), (57, 17)
+RECOMPUTED_LAUNCHES, OTHER_LAUNCHES = 32, 80
+"""Launches of a micro-batch in bfloat16, counted there: (of a block, of a chunk of logits); more of
+a block that is computed again; of all else, with the update."""
 COMPILED = 0.35
 """Of the bytes between products, where blocks are compiled: 6 of 17 ms at the default sizes."""
 ATTENTION = {
-    # 0.80 and 2.55 ms at B1 H32 T8192 D128, causal (meta-pytorch/tritonbench #1267)
-    "flash_attn_3": (0.69, 0.545),
-    "flash_attn_4": (0.69, 0.545),
     # 529 TFLOP/s forward (flash-attention's chart); 1.7 to 2.3 x FlashAttention 2 in all
     "cudnn": (0.535, 0.565),
     # 333 TFLOP/s forward (the same chart); its deterministic backward pass is 5.9 ms
@@ -77,10 +83,21 @@ class Plan(Struct, frozen=True):
     """Of a step."""
     operators: tuple[Operator, ...]
     peak_tflops: float
+    num_launches: int
+    """Of a step, about."""
+
+    @property
+    def gpu_ms(self) -> float:
+        return sum(operator.ms for operator in self.operators)
+
+    @property
+    def host_ms(self) -> float:
+        """What the host needs for the launches of a step."""
+        return self.num_launches * LAUNCH_US / 1000
 
     @property
     def step_ms(self) -> float:
-        return sum(operator.ms for operator in self.operators)
+        return max(self.gpu_ms, self.host_ms)
 
     @property
     def tokens_per_s(self) -> float:
@@ -99,8 +116,8 @@ def plan_step(settings: Settings, shape: Geometry, gpu: GpuModel) -> Plan | None
     operators = [*sizes.operators()]
     ms = sum(operator.ms for operator in operators)
     operators.append(Operator("the rest", 0, 0, ms * REST / (1 - REST)))
-    flops = flops_per_token(settings, shape)
-    return Plan(sizes.attention, flops, sizes.tokens, tuple(operators), gpu.tflops)
+    flops, launches = flops_per_token(settings, shape), sizes.launches()
+    return Plan(sizes.attention, flops, sizes.tokens, tuple(operators), gpu.tflops, launches)
 
 
 def attention_of(settings: Settings, gpu: GpuModel) -> str:
@@ -130,7 +147,7 @@ class _Sizes:
     def operators(self) -> Iterator[Operator]:
         yield self._products()
         yield self._attention()
-        if flops := self.tokens * memory_flops(self.settings, self.shape):
+        if flops := self.tokens * KINDS[self.shape.attention].flops(self.settings, self.shape):
             yield self._at("compressive memory", flops, FLOAT32_PRODUCTS)
         yield self._moved("norms, rope, SwiGLU, residual", self._between())
         yield self._moved("casts of weights and gradients", self._casts())
@@ -141,6 +158,18 @@ class _Sizes:
         how = self.settings.debug.fingerprints
         if how == "full" or (how == "auto" and is_check(self.settings)):
             yield self._moved("fingerprints", self._fingerprints(), FINGERPRINTS)
+
+    def launches(self) -> int:
+        """Of a step."""
+        is_compiled = self.settings.training.compile
+        of_block, of_chunk = COMPILED_LAUNCHES if is_compiled else EAGER_LAUNCHES
+        of_block += RECOMPUTED_LAUNCHES if self.twice else 0
+        of_head = of_chunk * self._num_chunks()
+        return self.num_micro * (self.shape.num_layers * of_block + of_head + OTHER_LAUNCHES)
+
+    def _num_chunks(self) -> int:
+        """Of a micro-batch's logits."""
+        return -(-self.rows // loss_chunk_rows(self.settings, self.shape.vocab_size, "cuda"))
 
     def _products(self) -> Operator:
         head = self.shape.vocab_size * self.shape.hidden_size
@@ -196,7 +225,7 @@ class _Sizes:
         """Of a block's, in a step: eager code keeps what autocast has cast; compiled code holds the
         casts themselves, and recomputed blocks once more."""
         training = self.settings.training
-        if wants_copies(self.settings) or not training.compile:
+        if not training.compile:
             return 1
         return self.num_micro * (2 if self.twice else 1)
 
@@ -204,14 +233,11 @@ class _Sizes:
         """Logits: to float32, log-softmax (rows too long for one read), exponential, to 16 bits;
         compiled, two passes over their 16 bits. Weights: cast; products add their gradient up in
         float32, chunk by chunk (torch 2.12)."""
-        rows = loss_chunk_rows(self.settings, self.shape.vocab_size, "cuda")
-        num_chunks = -(-self.rows // rows)
         of_logit = 8 if self.settings.training.compile else 36
         # The embedding's gradient is filled with zeros first.
-        of_weight = 4 + 4 + 8 * (num_chunks - 1)
-        num_casts = 1 if wants_copies(self.settings) else self.num_micro
+        of_weight = 4 + 4 + 8 * (self._num_chunks() - 1)
         size = self.shape.vocab_size * self.shape.hidden_size
-        weights = size * (of_weight * self.num_micro + 6 * num_casts)
+        weights = size * self.num_micro * (of_weight + 6)
         return of_logit * self.tokens * self.shape.vocab_size + weights
 
     def _fingerprints(self) -> float:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from model_check.config.attention import KINDS, AttentionName
+
 Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Size = Annotated[int, Meta(ge=2)]
@@ -38,9 +40,7 @@ AboveOne = Annotated[float, Meta(gt=1)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
-AttentionBackend = Literal[
-    "auto", "flash_attn", "flash_attn_2", "flash_attn_3", "flash_attn_4", "cudnn", "sdpa", "eager"
-]
+AttentionBackend = Literal["auto", "flash_attn", "cudnn", "sdpa", "eager"]
 PrecisionName = Literal["bf16", "fp16", "fp32", "bfloat16", "float16", "float32"]
 DocumentTokens = Literal["end", "begin_end"]
 TokenizerBackend = Literal["auto", "tokenizers", "gigatoken", "tiktoken"]
@@ -62,6 +62,9 @@ SILENT = Meta(extra={"on_resume": "silent"})
 
 # Of a text that is an answer when it is empty: none. Any other empty text is refused.
 MAY_BE_EMPTY = Meta(extra={"may_be_empty": True})
+
+
+_SEES = Meta(extra={"words": {name: kind.sees for name, kind in KINDS.items()}})
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,16 +136,14 @@ class ModelSettings(_Section, frozen=True):
     """The head uses the embedding's weight."""
     init_std: Annotated[Positive, SILENT] = 0.02
     """Standard deviation of every initial matrix."""
-    attention: Annotated[Literal["full", "local", "infini"], MUST_EQUAL] = "full"
-    """What a token sees. full: every earlier token. local: those of its own segment. infini:
-    those, and through a gate a memory of fixed size of the earlier segments (arXiv 2404.07143)."""
+    attention: Annotated[AttentionName, MUST_EQUAL, _SEES] = "full"
+    """What a token sees."""
     infini: InfiniSettings = InfiniSettings()
     attention_backend: Annotated[AttentionBackend, TELL] = "auto"
-    """auto: the fastest that package, device and dtype allow (FlashAttention 4 or 3, cuDNN,
-    FlashAttention 2, sdpa, eager) and that passes a trial at the start: finite, right, and with
-    system.deterministic=true the same bits in three calls. flash_attn: the same of the
-    FlashAttentions, the newest first; sdpa, with a line, where there is none. Any other name: that
-    kernel or an error."""
+    """auto: the fastest that package, device and dtype allow (cuDNN, FlashAttention 2, sdpa, eager)
+    and that passes a trial at the start: finite, right, and with system.deterministic=true the same
+    bits in three calls. flash_attn: FlashAttention 2, from the package flash-attn; sdpa, with a
+    line, where it cannot be had. Any other name: that kernel or an error."""
 
 
 class TrainingSettings(_Section, frozen=True):
@@ -196,10 +197,6 @@ class TrainingSettings(_Section, frozen=True):
     compile: Annotated[bool, TELL] = False
     """Compile blocks, last norm and loss with torch.compile before the first step, and take the
     compiled code where a trial shows that it computes what eager code does; false: eager."""
-    bf16_copies: Annotated[bool, TELL] = False
-    """Cast the float32 matrices to bf16 once a step, for all its micro-batches, where a trial shows
-    that steps are what they are under autocast; false: autocast casts them where they are used,
-    which compiled code does in each micro-batch. Checkpoints and updates know float32 alone."""
     gradient_checkpointing: Annotated[bool, TELL] = False
     """Recompute each block in the backward pass: less memory, a third more work."""
     loss_chunk_rows: Annotated[Count | None, TELL] = None

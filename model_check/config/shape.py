@@ -6,46 +6,14 @@ test holds it against the real module. No torch: the launcher reads it, too.
 
 import math
 import re
-from enum import Enum
-from typing import NamedTuple
 
 from msgspec import Struct
 
+from model_check.config.attention import KINDS, AttentionName
+from model_check.config.parameter import Group, Parameter
 from model_check.config.schema import ModelSettings
 
 _BLOCK_PREFIX = re.compile(r"layers\.(\d+)\.")
-
-
-class Group(Enum):
-    """How the optimizer treats a parameter."""
-
-    MATRIX = "matrix"
-    """Decayed by training.weight_decay."""
-    VECTOR = "vector"
-    GATE = "gate"
-    """At model.infini.gate_lr."""
-
-
-class Parameter(NamedTuple):
-    """One row. A block's row has its names within the block; `in_block` completes them."""
-
-    name: str
-    sizes: tuple[str, ...]
-    """Rows and columns, or the length of a vector: names of attributes of Geometry."""
-    hf_name: str | None
-    """What transformers calls it; None: its LLaMA has no such parameter. Nothing else differs: our
-    rotary layout is theirs."""
-    group: Group = Group.MATRIX
-
-    def in_block(self, number: int) -> "Parameter":
-        hf_name = self.hf_name and f"model.layers.{number}.{self.hf_name}"
-        return self._replace(name=f"layers.{number}.{self.name}", hf_name=hf_name)
-
-    def initial(self, model: ModelSettings) -> float | None:
-        """The first value of every element; None: normal, with the deviation model.init_std."""
-        return {Group.MATRIX: None, Group.VECTOR: 1.0, Group.GATE: model.infini.gate_init}[
-            self.group
-        ]
 
 
 def _matrix(name: str, rows: str, columns: str, hf_name: str) -> Parameter:
@@ -69,20 +37,18 @@ BLOCK = (
     _matrix("feed_forward.w2", "hidden_size", "intermediate_size", "mlp.down_proj"),
     _matrix("feed_forward.w3", "intermediate_size", "hidden_size", "mlp.up_proj"),
 )
-GATE = Parameter("attention.gate", ("num_heads",), None, Group.GATE)
-"""Of Infini-attention: one a query head."""
-BLOCKS = {"full": BLOCK, "local": BLOCK, "infini": (BLOCK[0], GATE, *BLOCK[1:])}
-"""By model.attention."""
 NORM = _norm("norm", "model.norm")
 HEAD = _matrix("output", "vocab_size", "hidden_size", "lm_head")
 """Not there where the head is tied: it then multiplies by the embedding."""
 
-_ROWS = {row.name: row for row in (EMBEDDING, *BLOCK, GATE, NORM, HEAD)}
+_OF_KINDS = (row for kind in KINDS.values() for row in kind.parameters)
+_ROWS = {row.name: row for row in (EMBEDDING, *BLOCK, *_OF_KINDS, NORM, HEAD)}
 
 
 def parameters(model: "ModelSettings | Geometry") -> list[Parameter]:
     """All of a model's, in the order of its `named_parameters()`."""
-    of_block = BLOCKS[model.attention]
+    norm, *others = BLOCK
+    of_block = (norm, *KINDS[model.attention].parameters, *others)
     blocks = [row.in_block(number) for number in range(model.num_layers) for row in of_block]
     return [EMBEDDING, *blocks, NORM, *([] if model.tie_word_embeddings else [HEAD])]
 
@@ -109,7 +75,7 @@ class Geometry(Struct, frozen=True):
     head_dim: int
     vocab_size: int
     tie_word_embeddings: bool
-    attention: str = "full"
+    attention: AttentionName = "full"
 
     @property
     def query_width(self) -> int:

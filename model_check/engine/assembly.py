@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_check.config.derived import is_check, num_micro_batches, wants_copies
+from model_check.config.derived import is_check, num_micro_batches
 from model_check.config.flops import flops_per_token
 from model_check.config.resume import settings_digest
 from model_check.config.schema import Settings
@@ -14,7 +14,9 @@ from model_check.config.shape import Geometry, geometry
 from model_check.engine.compile import compile_model
 from model_check.engine.device import compute_dtype, describe_device
 from model_check.engine.kernels import (
+    DeviceLost,
     Kernels,
+    NoKernel,
     choose_kernels,
     device_of_state,
     refuse_different,
@@ -32,11 +34,9 @@ from model_check.engine.schedule import learning_rate
 from model_check.engine.start import refuse_other_starts
 from model_check.engine.state import TrainingState
 from model_check.engine.training_run import TrainingRun
-from model_check.engine.weight_copies import take_copies
 from model_check.errors import ConfigError
 from model_check.events import Dump, Phase, Scalar
-from model_check.forensics.fingerprint import Fingerprint
-from model_check.forensics.fingerprint_kernel import Kernel, fingerprint_for
+from model_check.forensics.fingerprint import Fingerprint, Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
 from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.checksums import Checksums, DeterminismCheck, StateCheck
@@ -52,11 +52,10 @@ from model_check.hooks.progress import Progress
 from model_check.hooks.sample import MakeSamples
 from model_check.hooks.save import Save
 from model_check.hooks.site_monitor import SiteMonitor
+from model_check.init import build_model, build_sharded
+from model_check.model import Llama
 from model_check.models.attention import AttentionFn
-from model_check.models.backends import DeviceLost, NoKernel
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model, build_shared
-from model_check.models.loss import can_add_in_float32
+from model_check.products import adds_in_float32
 from model_check.train import BatchSource, StepContext, Trainer
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS
 
@@ -222,7 +221,7 @@ def _make_state(
     with explained(settings, context):
         model = _make_model(settings, shape, dtype, kernels.attention.attend, context)
         take_initial_weights(model, settings, context)
-        model.loss.adds_in_float32 = _adds_in_float32(dtype, context)
+        _tell_rounding(dtype, context)
         scale, gate_lr = loss_scale(dtype, context.device), settings.model.infini.gate_lr
         parameters, world = model.named_parameters(), context.world
         optimizer = AdamW(parameters, settings.training, scale, gate_lr, world)
@@ -237,50 +236,42 @@ def _make_model(
     dtype: torch.dtype,
     attend: AttentionFn,
     context: RunContext,
-) -> BasicLlama:
+) -> Llama:
     """With its first weights, of which this rank may hold a part."""
     world = context.world
     if not world.is_sharded:
         return build_model(settings, shape, attend, context.device)
 
-    def share(model: BasicLlama) -> None:
+    def shard(model: Llama) -> None:
         world.shard(model, list(model.layers), dtype)
 
-    def lies_here(parameter: Tensor) -> tuple[Tensor, int]:
+    def local_shard(parameter: Tensor) -> tuple[Tensor, int]:
         return own_values(parameter), first_of(parameter)
 
-    return build_shared(settings, shape, attend, context.device, share, lies_here)
+    return build_sharded(settings, shape, attend, context.device, shard, local_shard)
 
 
-def _adds_in_float32(dtype: torch.dtype, context: RunContext) -> bool:
-    """Of the head's gradient; a line says it where a GPU must round its products first."""
-    can = can_add_in_float32(context.device, dtype)
-    if not can and context.device.type == "cuda" and dtype != torch.float32:
+def _tell_rounding(dtype: torch.dtype, context: RunContext) -> None:
+    """A line where a GPU rounds the products of the head's gradient before it adds them."""
+    is_rounded = dtype != torch.float32 and not adds_in_float32(context.device, dtype)
+    if is_rounded and context.device.type == "cuda":
         context.channels.say(
             f"head: torch {torch.__version__} adds no 16-bit product to a float32 sum here: each "
             "is rounded, and then added"
         )
-    return can
 
 
 def _make_step_context(state: TrainingState, dtype: torch.dtype, checks: Checks) -> StepContext:
-    """The model shows its watchers what flows between blocks."""
-    monitor, fingerprints = checks.monitor, checks.fingerprints
-    state.model.watchers = (monitor.see, fingerprints.see)
-    made = StepContext(
+    return StepContext(
         state.model,
         state.optimizer,
         state.context.device,
         dtype,
         state.settings.training.max_grad_norm,
         state.context.world,
-        watchers=(monitor, fingerprints),
-        looker=fingerprints,
+        watchers=(checks.monitor, checks.fingerprints),
+        looker=checks.fingerprints,
     )
-    if not wants_copies(state.settings):
-        return made
-    with explained(state.settings, state.context):
-        return take_copies(state, made)
 
 
 def _make_fingerprints(state: TrainingState, kernel: Kernel, how: str) -> Fingerprints:

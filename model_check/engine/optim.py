@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from model_check.config.parameter import Group
 from model_check.config.schema import TrainingSettings
-from model_check.config.shape import Group, parameter
-from model_check.engine.adamw_trial import Update
+from model_check.config.shape import parameter
 from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.loss_scale import LossScale
 from model_check.forensics.shard import own_values
+from model_check.kernels import Update
 
 BLOCK_VALUES = 1 << 18
 """Of an update on a CPU: its cache keeps them, with their moments and gradients, for who looks at
@@ -101,7 +102,7 @@ class AdamW:
         self.loss_scale = loss_scale
         """The factor that gradients carry; None: they carry none."""
         self.update: Update = torch._fused_adamw_
-        """`adamw_trial` replaces it where it fails its trial."""
+        """`engine.kernels` replaces it where it fails its check."""
         self.betas = (training.adam_beta1, training.adam_beta2)
         self.eps = training.adam_eps
         self.first_moments = [torch.zeros_like(weights) for weights in self.weights]

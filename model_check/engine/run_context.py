@@ -16,7 +16,7 @@ from model_check.engine.metrics import Meter
 from model_check.engine.stop import StopSignal
 from model_check.events import EventSink, Note, Scalar
 from model_check.hooks.hook import RunObserver
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 from model_check.utils.words import Say
 
 Splits = Mapping[str, Callable[[], Iterable[Batch]]]
@@ -66,7 +66,7 @@ class Prompts:
     """What a model in training is asked, and how it answers."""
 
     prompts: Sequence[str]
-    answer: Callable[[BasicLlama, str, Callable[[], None]], str]
+    answer: Callable[[Llama, str, Callable[[], None]], str]
     """The text with which a model goes on. It draws from a generator of its own, and calls its
     last argument between tokens, which may raise."""
 

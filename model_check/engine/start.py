@@ -44,7 +44,7 @@ def _start_of(state: TrainingState, kernel: Fingerprint) -> dict[str, object]:
 def _first_weights(state: TrainingState) -> str:
     source, directory = state.settings.model.init_from, state.context.weights
     if directory is not None:
-        from model_check.models.hf_import import sample_of  # safetensors, for these runs alone
+        from model_check.hf import sample_of  # safetensors, for these runs alone
 
         return sample_of(directory)
     return "" if source is None else content_of(Path(source))

@@ -36,10 +36,10 @@ from model_check.engine.run_context import RunContext
 from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import own_sums
 from model_check.events import Phase, PhaseName, Scalar
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint import fingerprint_for
 from model_check.forensics.shard import fill, is_shared, named_part, own_values
 from model_check.hooks.hook import RunObserver
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -153,7 +153,7 @@ class TrainingState:
     settings: Settings
     shape: Geometry
     context: RunContext
-    model: BasicLlama
+    model: Llama
     optimizer: AdamW
     observers: Sequence[RunObserver]
     progress: RunProgress = field(default_factory=RunProgress)

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from model_check.config.derived import wants_copies
 from model_check.engine.memory import explained
 from model_check.engine.metrics import Meter, peak_memory_bytes
 from model_check.engine.state import TrainingState
 from model_check.engine.stop import EndedEarly
-from model_check.engine.uncompiled import is_compiled
 from model_check.events import Phase, Scalar
 from model_check.train import Trainer
 
@@ -40,9 +38,7 @@ class TrainingRun:
         progress = self.state.progress
         detail: dict[str, Scalar] = {}
         if self.state.settings.training.compile:
-            detail["compiled"] = is_compiled(self.state.model)
-        if wants_copies(self.state.settings):
-            detail["bf16_copies"] = self.trainer.context.copies_of is not None
+            detail["compiled"] = self.state.model.loss.is_compiled
         if progress.resumed is not None:
             detail |= {"first_step": progress.step, "resumed": str(progress.resumed)}
             detail["resumed_content"] = progress.resumed_content

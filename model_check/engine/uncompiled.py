@@ -6,32 +6,27 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from model_check.config.derived import EAGER_CHUNK_ROWS
 from model_check.engine.rng import kept_rng
-from model_check.models.basic_llama import BasicLlama
 
-
-def is_compiled(model: BasicLlama) -> bool:
-    return model.loss.chunk_loss is not None
+COMPILED = ("forward", "of_chunk")
+"""Methods for which compiled code stands in."""
 
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Modules are called without their compiled code, which hooks cannot look into, and the head in
     chunks that eager code has memory for."""
-    compiled = [module for module in model.modules() if "forward" in vars(module)]
-    forwards = [vars(module).pop("forward") for module in compiled]
-    head = model.loss if isinstance(model, BasicLlama) else None
-    if head is not None:
-        kept = head.chunk_loss, head.chunk_rows
-        head.chunk_loss, head.chunk_rows = None, min(head.chunk_rows, EAGER_CHUNK_ROWS)
+    compiled = [
+        (vars(module), name, vars(module).pop(name))
+        for module in model.modules()
+        for name in COMPILED
+        if name in vars(module)
+    ]
     try:
         yield
     finally:
-        for module, forward in zip(compiled, forwards, strict=True):
-            vars(module)["forward"] = forward
-        if head is not None:
-            head.chunk_loss, head.chunk_rows = kept
+        for values, name, code in compiled:
+            values[name] = code
 
 
 @contextmanager

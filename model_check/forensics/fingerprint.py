@@ -1,18 +1,24 @@
-"""Fingerprints of tensors on their device; the formula is that of utils.fingerprint."""
+"""Fingerprints of tensors on their device, and which kernel computes them there; the formula is
+that of utils.fingerprint. torch's own operators are here; each faster kernel has a file of its own.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from model_check.utils.fingerprint import NUM_COLUMNS, column_weight, row_weight
+from model_check.utils.words import first_line
 
 _BITS = {4: torch.int32, 2: torch.int16, 8: torch.int64}
 """Bytes of a value -> how its bits are read."""
 _CHUNK_ROWS = {"cpu": 32, "cuda": 8192}
 """Of int64: so many stay in a CPU's cache, or are worth the launches on a GPU."""
+_NUM_TRIED = 300 * NUM_COLUMNS + 7
+"""Values: more than the threads of a CPU or the programs of a GPU share, and an odd end."""
 
 
 class NoKernelError(Exception):
@@ -27,6 +33,69 @@ class Fingerprint(Protocol):
         each tensor's first row, for a part of a larger one; None: 0."""
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A Fingerprint, which it is, and why it is not a faster one ("": it is the fastest)."""
+
+    name: Literal["c", "triton", "eager"]
+    compute: Fingerprint
+    obstacle: str = ""
+
+    def __call__(
+        self, tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None
+    ) -> Tensor:
+        return self.compute(tensors, first_rows)
+
+
+def fingerprint_for(device: torch.device) -> Kernel:
+    """The fastest that can be had here and gives the sums of torch's own operators; these, where
+    none can. For the start of a worker: the first call compiles, and waits for the device."""
+    try:
+        return _fast(device)
+    except NoKernelError as error:
+        return Kernel("eager", eager_fingerprint, str(error))
+
+
+@cache
+def _fast(device: torch.device) -> Kernel:
+    """One for all trainers of this process. Raises NoKernelError."""
+    return _triton(device) if device.type == "cuda" else _c(device)
+
+
+def _c(device: torch.device) -> Kernel:
+    from model_check.forensics.fingerprint_c import c_fingerprint
+
+    if device.type != "cpu":
+        raise NoKernelError(f"there is no faster kernel for {device.type}")
+    compiled = c_fingerprint()
+    kernel = Kernel("c", compiled)
+    _refuse_other_sums(kernel, device)
+    compiled.keep()
+    return kernel
+
+
+def _triton(device: torch.device) -> Kernel:
+    try:
+        from model_check.forensics.fingerprint_triton import triton_fingerprint
+    except ImportError as error:
+        raise NoKernelError(f"Triton cannot be imported: {first_line(error)}") from error
+    kernel = Kernel("triton", triton_fingerprint)
+    _refuse_other_sums(kernel, device)
+    return kernel
+
+
+def _refuse_other_sums(kernel: Kernel, device: torch.device) -> None:
+    """A compiler can be wrong, too. Without a random number: these belong to the training."""
+    bits = torch.arange(_NUM_TRIED, device=device) * 0x9E3779B97F4A7C1 >> 7
+    tensors = [bits.to(torch.int16), bits.to(torch.int32), bits]
+    try:
+        sums = kernel(tensors, [0, 1, 2])
+    except Exception as error:  # Triton's compiler, the machine's, the driver: anything
+        raise NoKernelError(f"the kernel ({kernel.name}) fails: {first_line(error)}") from error
+    if not torch.equal(sums, eager_fingerprint(tensors, [0, 1, 2])):
+        raise NoKernelError(f"the kernel ({kernel.name}) gives other sums than torch")
+
+
 def eager_fingerprint(tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None) -> Tensor:
     """By torch's own operators, on any device: slow, and what the others are compared with."""
     rows = first_rows or [0] * len(tensors)
@@ -34,12 +103,21 @@ def eager_fingerprint(tensors: Sequence[Tensor], first_rows: Sequence[int] | Non
     return torch.stack(sums) if sums else torch.empty(0, dtype=torch.int64)
 
 
+def width_of(tensor: Tensor) -> int:
+    """Bytes of a value. Raises TypeError where the formula knows none of that width: the C kernel
+    would read beyond the tensor."""
+    width = tensor.element_size()
+    if width not in _BITS:
+        raise TypeError(f"no fingerprint of {tensor.dtype}: values of 2, 4 or 8 bytes have one")
+    return width
+
+
 def num_rows(tensor: Tensor) -> int:
     return -(-tensor.numel() // NUM_COLUMNS)
 
 
 def _sum_of(tensor: Tensor, first_row: int) -> Tensor:
-    bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()]).flatten()
+    bits = tensor.detach().contiguous().view(_BITS[width_of(tensor)]).flatten()
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     weights = columns_on(tensor.device)
     rows = _CHUNK_ROWS.get(tensor.device.type, 32)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from model_check.config.places import user_cache
-from model_check.forensics.fingerprint import NoKernelError
+from model_check.forensics.fingerprint import NoKernelError, width_of
 from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold_own, make_unlinked
 
 _SOURCE = Path(__file__).with_name("fingerprint.c")
@@ -166,7 +166,7 @@ class CompiledFingerprint:
         held = [x if x.is_contiguous() else x.contiguous() for x in tensors]
         table = array("q")
         for x, first_row in zip(held, first_rows or [0] * len(held), strict=True):
-            table.extend((x.data_ptr(), x.numel(), x.element_size(), first_row))
+            table.extend((x.data_ptr(), x.numel(), width_of(x), first_row))
         sums = torch.zeros(len(held), dtype=torch.int64)
         (address, _) = table.buffer_info()
         num_threads = self._num_threads(held)

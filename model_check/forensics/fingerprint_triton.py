@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_check.forensics.fingerprint import columns_on, sent
+from model_check.forensics.fingerprint import columns_on, sent, width_of
 from model_check.utils.fingerprint import NUM_COLUMNS
 
 _ROWS = 16
@@ -33,7 +33,7 @@ def triton_fingerprint(
     sums = torch.zeros(len(held), dtype=torch.int64, device=held[0].device)
     rows = first_rows or [0] * len(held)
     parts = [
-        (x.element_size(), (x.data_ptr(), x.numel(), row, number))
+        (width_of(x), (x.data_ptr(), x.numel(), row, number))
         for number, (x, row) in enumerate(zip(held, rows, strict=True))
         if x.numel()
     ]

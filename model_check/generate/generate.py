@@ -11,7 +11,7 @@ from model_check.data.sources.text import Repairs, clean_part
 from model_check.errors import ConfigError
 from model_check.generate.sampling import Sampler, Sampling, StopText
 from model_check.generate.text_model import TextForm, TextModel
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 
 
 class Ended(StrEnum):
@@ -34,15 +34,15 @@ class Piece:
     ended: Ended | None = None
 
 
-def next_tokens(model: BasicLlama, ids: Sequence[int], sampling: Sampling) -> Iterator[int]:
+def next_tokens(model: Llama, ids: Sequence[int], sampling: Sampling) -> Iterator[int]:
     """Without end, and one after the other: nothing is computed that nobody asks for. Raises
     ValueError past the context, and NonFiniteError."""
     device = model.head_weight.device
-    sampler, pasts = Sampler(sampling), None
+    sampler, caches = Sampler(sampling), model.new_caches()
     tokens = list(ids)
     while True:
         read = torch.tensor([tokens], device=device)
-        scores_BTV, pasts = model.go_on(read, pasts, only_last=True)
+        scores_BTV = model.decode(read, caches, only_last=True)
         tokens = [sampler.pick(scores_BTV[0, -1])]
         yield tokens[0]
 

@@ -13,7 +13,7 @@ from model_check.errors import ConfigError, NonFiniteError
 from model_check.generate.generate import generate, prompt_ids
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import trained_form
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 
 _NUM_SEQUENCES = 2
 _NUM_FIRST = 8
@@ -32,7 +32,7 @@ class Answers:
         self._max_tokens = training.sample_length
         self._num_first = max(1, min(_NUM_FIRST, training.context_length // 2))
 
-    def __call__(self, model: BasicLlama, prompt: str, between: Callable[[], None]) -> str:
+    def __call__(self, model: Llama, prompt: str, between: Callable[[], None]) -> str:
         """A model with NaN in it says that: the training finds it by itself, with evidence."""
         text, text_model = "", self._form.of(model)
         try:

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import torch
 
+from model_check.config.attention import KINDS
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import Settings
 from model_check.config.shape import geometry
@@ -20,10 +21,10 @@ from model_check.data.tokenizers.tokenizer import TextTokenizer, document_in, pa
 from model_check.engine.checkpoint import read_checkpoint, settings_of, tokenizer_of
 from model_check.engine.saving.lineage import newest_in
 from model_check.errors import ConfigError
+from model_check.init import empty_model
 from model_check.library import model_of
-from model_check.models.attention import BACKENDS
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import unfilled_model
+from model_check.model import Llama
+from model_check.models.attention import sdpa
 from model_check.utils.files import read_text, read_whole
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
@@ -60,13 +61,13 @@ class TextForm:
     num_tokens: int | None = None
     """That the model knows; None: all of the tokenizer's."""
 
-    def of(self, model: BasicLlama) -> "TextModel":
+    def of(self, model: Llama) -> "TextModel":
         return TextModel(**vars(self), model=model)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel(TextForm):
-    model: BasicLlama
+    model: Llama
     """Its weights are in float32."""
 
 
@@ -113,14 +114,14 @@ def trained_form(
 
 def _of_directory(directory: Path, device: torch.device, given: Path | None) -> TextModel:
     # safetensors, for these alone
-    from model_check.models.hf_import import load_weights
+    from model_check.hf import load_weights
 
     values = geometry_values(str(directory), offline=True)
     config = _read_config(directory / _CONFIG)
     tree = {"model": values, "training": {"context_length": config.max_position_embeddings}}
     settings = msgspec.convert(tree, Settings)
     shape = geometry(settings.model, values["vocab_size"])
-    model = unfilled_model(settings, shape, BACKENDS["sdpa"], device)
+    model = empty_model(settings, shape, sdpa, device)
     load_weights(model, settings.model, directory)
     place = given or directory / TOKENIZER
     end_token = declared_in(place.parent).end
@@ -152,8 +153,8 @@ def _read_config(path: Path) -> _Config:
 
 
 def _limit(settings: Settings) -> int | None:
-    """Segments begin their positions anew, so a text of them has no end."""
-    return settings.training.context_length if settings.model.attention == "full" else None
+    has_end = KINDS[settings.model.attention].has_end
+    return settings.training.context_length if has_end else None
 
 
 def _content(path: Path) -> bytes:

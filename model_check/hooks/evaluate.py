@@ -11,12 +11,12 @@ from torch import Tensor
 
 from model_check.data.read.loader import Batch
 from model_check.engine.state import TrainingState
-from model_check.engine.uncompiled import is_compiled, untouched
+from model_check.engine.uncompiled import untouched
 from model_check.events import Evaluation
 from model_check.hooks.hook import Periodic
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.hooks.save import Save
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 from model_check.train import StepContext, on_device
 from model_check.utils.checkpoint_names import BEST
 
@@ -85,8 +85,8 @@ class Evaluate(Periodic):
         num_targets = int((batch.targets != IGNORED).sum())
         tensors = self._whole(on_device(batch, self._context.device))
         if not self._has_examples:
-            return self._state.model(*tensors), torch.tensor([num_targets, 0, 0, 0])
-        loss, hits = self._state.model.scored(*tensors)
+            return self._state.model.summed_loss(*tensors), torch.tensor([num_targets, 0, 0, 0])
+        loss, hits = self._state.model.loss_and_matches(*tensors)
         hits = hits[: len(batch.inputs)]
         self._state.context.world.wait_for_device()
         num_examples, num_exact = _examples_of(batch, hits.cpu())
@@ -96,7 +96,7 @@ class Evaluate(Periodic):
         """Filled up with rows that do not count, where another number of rows would be compiled
         again."""
         missing = self._state.settings.training.batch_size - len(tensors[0])
-        if not is_compiled(self._state.model) or missing <= 0:
+        if not self._state.model.loss.is_compiled or missing <= 0:
             return tensors
         fills = zip(tensors, (0, IGNORED, 0), strict=False)
         return tuple(torch.cat([t, t.new_full((missing, t.shape[1]), f)]) for t, f in fills)

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from model_check.hooks.checksum_log import (
     index_of_all,
     joined,
 )
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS
 
 PART_VALUES = 1 << 26
@@ -43,10 +44,6 @@ class _Part:
     tensor: Tensor = field(default_factory=lambda: torch.empty(0))
     """The values; empty for a gradient, which is another tensor in each step."""
 
-    @property
-    def end(self) -> int:
-        return self.first + self.key.num_values
-
 
 @dataclass(eq=False)
 class _Selection:
@@ -61,11 +58,6 @@ class _Selection:
     """`all`, or the number of its slot."""
 
     @cached_property
-    def tensors(self) -> list[Tensor]:
-        """Those of the state."""
-        return [part.tensor for part in self.state]
-
-    @cached_property
     def left(self) -> ChecksumIndex:
         """The state that an update leaves."""
         return ChecksumIndex(tuple(part.key for part in self.state))
@@ -77,8 +69,7 @@ class _Selection:
         return ChecksumIndex(tuple(replace(e, quantity=BEFORE + e.quantity) for e in keys))
 
 
-@dataclass(frozen=True)
-class _InBlock:
+class _Piece(NamedTuple):
     """What of a selection lies in one block of an update."""
 
     gradients: list[tuple[int, slice]]
@@ -103,63 +94,59 @@ class _BlockSums:
     ) -> None:
         """`index` names the parts, gradients first."""
         self._index, self._fingerprint = index, fingerprint
-        self._rest = [part.tensor for part in parts if part.owner is None]
-        """Buffers and scalars."""
         numbers = [number for number, part in enumerate(parts) if part.owner is None]
-        self._blocks: dict[int, _InBlock] = {}
-        """Number of a block -> what lies in it; none for an empty one."""
+        rest = [parts[number].tensor for number in numbers]
+        self._pieces: dict[int | None, _Piece] = {}
+        """By the number of the block; None: buffers and scalars."""
+        if rest:
+            self._pieces[None] = _Piece([], rest, [0] * len(rest))
         for block_number, block in enumerate(blocks):
-            inside, own_numbers = _within(block, parts)
+            piece, own_numbers = _within(block, parts)
             if own_numbers:
-                self._blocks[block_number] = inside
+                self._pieces[block_number] = piece
                 numbers += own_numbers
         self._numbers = sent(torch.tensor(numbers, dtype=torch.int64), device)
         """int64: the part to which each sum belongs, the rest first, then block by block."""
         self._sums: list[Tensor] = []
-        self._sums_of_rest = self._numbers[:0]
 
     def begin(self) -> "_BlockSums":
         self._sums = []
         return self
 
-    def at_rest(self) -> None:
-        if self._rest:
-            self._sums_of_rest = self._of(self._rest, None)
-
-    def at_block(self, number: int, gradients: Sequence[Tensor] = ()) -> None:
-        if (inside := self._blocks.get(number)) is not None:
-            own = [gradients[which].view(-1)[values] for which, values in inside.gradients]
-            self._sums.append(self._of(own + inside.tensors, inside.rows))
+    @torch.no_grad()
+    def at(self, number: int | None, gradients: Sequence[Tensor] = ()) -> None:
+        """Take those of the block of that number, whose gradients these are; None: of buffers and
+        scalars, before all blocks or after them."""
+        if (piece := self._pieces.get(number)) is not None:
+            own = [gradients[which].view(-1)[values] for which, values in piece.gradients]
+            place = 0 if number is None else len(self._sums)
+            self._sums.insert(place, self._fingerprint(own + piece.tensors, piece.rows))
 
     def take(self) -> ChecksumVector:
         """Returns the vector, when the rest and all blocks were looked at."""
-        sums = torch.cat([self._sums_of_rest, *self._sums])
+        sums = torch.cat(self._sums) if self._sums else self._numbers[:0]
         values = sums.new_zeros(len(self._index.keys)).index_add_(0, self._numbers, sums)
         return ChecksumVector(self._index, values)
 
-    @torch.no_grad()
-    def _of(self, tensors: Sequence[Tensor], rows: Sequence[int] | None) -> Tensor:
-        return self._fingerprint(tensors, rows)
 
-
-def _within(block: Block, parts: Sequence[_Part]) -> tuple[_InBlock, list[int]]:
+def _within(block: Block, parts: Sequence[_Part]) -> tuple[_Piece, list[int]]:
     """Returns what of the parts lies in the block, and the numbers of these parts."""
-    inside, numbers = _InBlock([], [], []), []
+    piece, numbers = _Piece([], [], []), []
     own_parts = {own.owner: (which, own) for which, own in enumerate(block.parts)}
     for number, part in enumerate(parts):
         if part.owner not in own_parts:
             continue
         which, own = own_parts[part.owner]
-        first, end = max(part.first, own.first), min(part.end, own.end)
+        first, end = max(part.first, own.first), min(part.first + part.key.num_values, own.end)
         if first >= end:
             continue
         numbers.append(number)
-        inside.rows.append((first - part.first) // NUM_COLUMNS)
+        piece.rows.append((first - part.first) // NUM_COLUMNS)
         if part.key.quantity == "gradients":
-            inside.gradients.append((which, slice(first - own.first, end - own.first)))
+            piece.gradients.append((which, slice(first - own.first, end - own.first)))
         else:
-            inside.tensors.append(part.tensor[first - part.first : end - part.first])
-    return inside, numbers
+            piece.tensors.append(part.tensor[first - part.first : end - part.first])
+    return piece, numbers
 
 
 @dataclass
@@ -182,7 +169,7 @@ class Fingerprints:
 
     def __init__(
         self,
-        model: BasicLlama,
+        model: Llama,
         optimizer: AdamW,
         fingerprint: Fingerprint,
         *,
@@ -260,20 +247,20 @@ class Fingerprints:
     def begin_update(self) -> None:
         """The gradients are whole. What belongs to no parameter is looked at now."""
         self._before, self._after = self._sums_of_update()
-        self._before.at_rest()
+        self._before.at(None)
 
     def before(self, number: int, gradients: Sequence[Tensor]) -> None:
         """The update of a block begins."""
-        self._before.at_block(number, gradients)
+        self._before.at(number, gradients)
 
     def after(self, number: int) -> None:
-        self._after.at_block(number)
+        self._after.at(number)
 
     def end_update(self, grad_norms: Tensor) -> ChecksumVector:
         """Returns the fingerprints of the step: of both passes, of the state before the update, of
         each gradient's norm, which is there in any case, and of the state that the update left.
         `grad_norms`: float32 [parameters]."""
-        self._after.at_rest()
+        self._after.at(None)
         self._left = self._selection
         before, after = self._before.take(), self._after.take()
         norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.keys)]
@@ -309,7 +296,7 @@ class Fingerprints:
         """Returns the fingerprints of the state as it is now: of those tensors of which the last
         update left some, and before the first one of all."""
         held = self._left or self._all
-        return ChecksumVector(held.before, self._sums(held.tensors))
+        return ChecksumVector(held.before, self._sums([part.tensor for part in held.state]))
 
     def _sums_of_update(self) -> tuple[_BlockSums, _BlockSums]:
         """Returns those before the update, and those after it."""
@@ -353,7 +340,7 @@ class Fingerprints:
         return self._fingerprint(tensors)
 
 
-def _units_of_state(model: BasicLlama, optimizer: AdamW) -> Iterator[_Selection]:
+def _units_of_state(model: Llama, optimizer: AdamW) -> Iterator[_Selection]:
     """Yields what may not be divided among slots: a part of a parameter, and all that belongs to
     it."""
     # Weights may be offloaded; a buffer never is.

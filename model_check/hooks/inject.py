@@ -33,7 +33,7 @@ from model_check.engine.results import StepData, StepResult
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError
 from model_check.hooks.hook import Hook
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 
 
 class Injector(Hook):
@@ -43,7 +43,7 @@ class Injector(Hook):
         self,
         drill: Drill | None,
         worker: str,
-        model: BasicLlama,
+        model: Llama,
         optimizer: AdamW,
         world: World = ALONE,
     ) -> None:
@@ -108,7 +108,7 @@ class Injector(Hook):
         spoiler = _Spoiler(drill)
         kind = drill.kind
         if kind == "loss_nan":
-            handle = self._model.register_forward_hook(spoiler.loss)
+            handle = self._model.loss.register_forward_hook(spoiler.loss)
         elif kind == "flip_gradient" and not self._world.is_alone:
             self._hook_sum(self._optimizer.named[drill.target], spoiler)
             return

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 
 
 class NonFiniteSite(NamedTuple):
@@ -30,7 +30,7 @@ class SiteMonitor:
     (on a CPU a sixteenth of the time of isfinite). Finite values above 1e34 may spoil it, too.
     """
 
-    def __init__(self, model: BasicLlama) -> None:
+    def __init__(self, model: Llama) -> None:
         self._makers = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
         self._forward: list[Tensor] = []
         self._backward: list[Tensor] = []

@@ -1,4 +1,5 @@
-"""Causal attention: backends of one signature. `backends` decides which one is used.
+"""Causal attention: functions of one signature, and what makes those of `config.backends`' rows.
+`engine.kernels` decides which one is used.
 
 Flash attention, which never holds the T x T scores: Dao et al., FlashAttention: Fast and
 Memory-Efficient Exact Attention with IO-Awareness, arXiv 2205.14135, algorithm 1.
@@ -6,18 +7,15 @@ Memory-Efficient Exact Attention with IO-Awareness, arXiv 2205.14135, algorithm 
 Shapes: B batch, H query heads, G key/value heads (H is a multiple of G), T time, D width of a head.
 """
 
-import importlib
-import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_check.config.backends import FLASH_MODULES
+from model_check.config.backends import BACKENDS
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """(q_BHTD, k_BGTD, v_BGTD, visible_B1TT) -> out_BHTD.
@@ -26,7 +24,7 @@ AttentionFn = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """
 HALF = (torch.bfloat16, torch.float16)
 _WIDEST = 256
-"""Of a head that fused kernels take."""
+"""The widest head that torch's fused kernels take."""
 
 
 def visible_within(documents_BT: Tensor) -> Tensor:
@@ -74,7 +72,7 @@ def _takes_groups(q_BHTD: Tensor) -> bool:
     return is_fused or not q_BHTD.is_cuda
 
 
-def resumed(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
+def attend_cached(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
     """[B, H, T, D]: causal attention of the last T of N positions to all of them."""
     num_new, num_all = q_BHTD.shape[2], k_BGND.shape[2]
     if num_new == 1:  # it sees all of them: nothing is masked, and no group written out
@@ -85,36 +83,28 @@ def resumed(q_BHTD: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
     return sdpa(q_BHTD, k_BGND, v_BGND, visible_TN.tril(num_all - num_new)[None, None])
 
 
-def flash_function(name: str) -> tuple[Callable[..., Any], bool]:
-    """The package's function, and whether it takes `deterministic`. Raises ImportError, and
-    whatever a package raises that was built for another torch."""
-    function = importlib.import_module(FLASH_MODULES[name]).flash_attn_func
-    return function, "deterministic" in inspect.signature(function).parameters
+def backend(name: str, *, deterministic: bool = False) -> AttentionFn:
+    """The function that the row of `name` makes, with all that it needs, so that a compiled block
+    calls a plain function. Raises as the row's maker."""
+    make: Callable[[bool], AttentionFn] = globals()[BACKENDS[name].make]
+    return make(deterministic)
 
 
-def bound(name: str, *, deterministic: bool = False, with_cudnn: bool = True) -> AttentionFn:
-    """The backend with all that it needs, so that a compiled block calls a plain function. Raises
-    as `flash_function`. `with_cudnn`: whether torch may take it for sdpa, where it would: not with
-    a mask, where it gives NaN in dq (pytorch #196678: torch 2.11 to 2.13, Hopper).
+def make_eager(deterministic: bool) -> AttentionFn:
+    return eager
 
-    Which kernels torch may take is a switch of the process: a context manager within a compiled
-    block would bypass the cache of compiled code (pytorch #194007).
+
+def make_sdpa(deterministic: bool) -> AttentionFn:
+    return sdpa
+
+
+def make_cudnn(deterministic: bool) -> AttentionFn:
+    """sdpa, with cuDNN before torch's other kernels: whether torch itself prefers it depends on its
+    version and the GPU. Flash takes what cuDNN has no execution plan for.
+
+    The order is a switch of the process: a context manager within a compiled block would bypass
+    the cache of compiled code (pytorch #194007).
     """
-    if not with_cudnn:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    if name in FLASH_MODULES:
-        function, can_be_deterministic = flash_function(name)
-        options = {"deterministic": deterministic} if can_be_deterministic else {}
-        return partial(_flash, partial(function, causal=True, **options))
-    if name == "cudnn":
-        _prefer_cudnn()
-        return sdpa
-    return BACKENDS[name]
-
-
-def _prefer_cudnn() -> None:
-    """Whether torch itself prefers it depends on its version and the GPU. Flash takes what cuDNN
-    has no execution plan for. We have never run it."""
     from torch.nn.attention import SDPBackend
 
     order = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
@@ -122,21 +112,23 @@ def _prefer_cudnn() -> None:
     others = [kernel for kernel in torch._C._get_sdp_priority_order() if kernel not in named]
     torch.backends.cuda.enable_cudnn_sdp(True)
     torch._C._set_sdp_priority_order([*named, *others])
+    return sdpa
 
 
-def _flash(
-    function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None
-) -> Tensor:
-    """One of FLASH_MODULES: 2 from Ampere on, 3 on Hopper, 4 on Hopper and Blackwell. We have never
-    run them on a GPU."""
-    assert visible is None, "flash_attn is never chosen where documents are masked"
-    out = function(*(x.transpose(1, 2) for x in (q, k, v)))  # it takes [B, T, H, D]
-    out_BTHD: Tensor = out[0] if isinstance(out, tuple) else out  # 3 and 4 may add row sums
-    return out_BTHD.transpose(1, 2)
+def make_flash_attn(deterministic: bool) -> AttentionFn:
+    """FlashAttention 2, from the package flash-attn. We have never run it on a GPU. Raises
+    ImportError, and whatever a package raises that was built for another torch."""
+    from flash_attn import flash_attn_func
 
+    options = {"deterministic": True} if deterministic else {}
+    attend = partial(flash_attn_func, causal=True, **options)
 
-BACKENDS: dict[str, AttentionFn] = {"eager": eager, "sdpa": sdpa}
-"""Those of torch alone; `bound` knows the others."""
+    def flash_attn(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+        assert visible is None, "flash_attn is never chosen where documents are masked"
+        out_BTHD: Tensor = attend(*(x.transpose(1, 2) for x in (q, k, v)))
+        return out_BTHD.transpose(1, 2)
+
+    return flash_attn
 
 
 def _repeated(x_BGTD: Tensor, q_BHTD: Tensor) -> Tensor:

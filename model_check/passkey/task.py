@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from model_check.config.attention import AttentionName
 from model_check.config.fields import full_name
 from model_check.config.inert import nobody_gave
 from model_check.config.load import Request, load
@@ -26,8 +27,7 @@ from model_check.engine.run_context import Channels, Claim, Identity, RunContext
 from model_check.engine.stop import StopSignal
 from model_check.errors import ConfigError
 from model_check.events import EventSink
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED, Llama
 
 NUM_DIGITS = 3
 """Of a key."""
@@ -43,15 +43,13 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Kind(NamedTuple):
     """Of attention."""
 
-    attention: Literal["full", "local", "infini"]
+    attention: AttentionName
     update: Literal["linear", "delta"] | None = None
     """None: that of the settings."""
 
 
 ARMS: Mapping[str, Kind] = {
-    "full": Kind("full"),
-    "local": Kind("local"),
-    "infini": Kind("infini"),
+    **{name: Kind(name) for name in get_args(AttentionName)},
     "infini-delta": Kind("infini", "delta"),
 }
 SETTINGS = (
@@ -189,7 +187,7 @@ def _refuse_decided(overrides: Sequence[str]) -> None:
 
 
 @torch.no_grad()
-def accuracies(model: BasicLlama, settings: Settings, num_rows: int) -> Tensor:
+def accuracies(model: Llama, settings: Settings, num_rows: int) -> Tensor:
     """[places, digits]: the share of right answers, `num_rows` rows a place; other rows than those
     of the training."""
     length = settings.training.context_length
@@ -197,7 +195,7 @@ def accuracies(model: BasicLlama, settings: Settings, num_rows: int) -> Tensor:
     shares = []
     for place in range(last_place(length) + 1):
         question = ask(torch.full((num_rows,), place), length, generator)
-        answers = model.eval().logits(question.inputs)[:, -NUM_DIGITS:].argmax(-1)
+        answers = model.eval()(question.inputs)[:, -NUM_DIGITS:].argmax(-1)
         shares.append((answers == question.tokens[:, -NUM_DIGITS:]).double().mean(0))
     return torch.stack(shares)
 

@@ -8,7 +8,7 @@ PASSED = "passed"
 
 
 def trial_of(kernel: str) -> str:
-    """`kernel`: for a sentence, `attention kernel flash_attn_3`."""
+    """`kernel`: for a sentence, `attention kernel flash_attn`."""
     return f"{TRIAL_OF}{kernel}"
 
 

@@ -51,18 +51,6 @@ def test_what_can_act_is_taken() -> None:
             "wsd_decay_share = 0.5: needs training.lr_schedule=wsd",
         ),
         (["training.async_save=true"], "async_save = true: needs training.save_interval"),
-        (
-            ["bf16_copies=true", "precision=fp16"],
-            "bf16_copies = true: needs training.precision=bf16",
-        ),
-        (
-            ["bf16_copies=true", "use_amp=false"],
-            "bf16_copies = true: needs training.precision=bf16",
-        ),
-        (
-            ["bf16_copies=true", "use_amp=true", "launch.mode=fsdp"],
-            "no launch.mode=fsdp, which gathers weights in bf16 itself",
-        ),
         (["training.resume_anyway=true"], "resume_anyway = true: needs training.resume"),
         (["init_std=0.1", "init_from=a.pt"], "init_std = 0.1: needs random weights (model.init_"),
         (["bpe_vocab_size=500", "tokenizer=model"], "bpe_vocab_size = 500: needs data.tokenizer="),

@@ -1,17 +1,19 @@
 """The table of the model's parameters is the model: names, sizes, order, counts, first values."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 import torch
 
+from model_check.config.attention import KINDS, AttentionName
+from model_check.config.parameter import Group
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.shape import Group, geometry, parameter, parameters
+from model_check.config.shape import geometry, parameter, parameters
+from model_check.init import build_model, empty_model
+from model_check.model import Llama
 from model_check.models.attention import eager
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model, empty_model
 
 TINY = {"hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "num_kv_heads": 1}
 GEOMETRIES: dict[str, dict[str, Any]] = {
@@ -25,10 +27,14 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 }
 
 
-def meta_model(**changes: Any) -> tuple[Settings, BasicLlama]:
+def meta_model(**changes: Any) -> tuple[Settings, Llama]:
     settings = Settings(model=msgspec.convert({"vocab_size": 64} | changes, ModelSettings))
     shape = geometry(settings.model, 64)
     return settings, empty_model(settings, shape, eager, torch.device("meta"))
+
+
+def test_every_kind_of_attention_can_be_asked_for() -> None:
+    assert tuple(KINDS) == get_args(AttentionName)
 
 
 @pytest.mark.parametrize("changes", GEOMETRIES.values(), ids=GEOMETRIES)
@@ -46,7 +52,7 @@ def test_names_sizes_and_order_are_the_modules(changes: dict[str, Any]) -> None:
 def test_what_multiplies_is_every_linear_layer_and_the_head(changes: dict[str, Any]) -> None:
     settings, model = meta_model(**changes)
     linear = [m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    tied = model.head_weight.numel() if model.tied else 0
+    tied = model.head_weight.numel() if model.args.tie_word_embeddings else 0
     assert geometry(settings.model, 64).num_multiplied == sum(linear) + tied
 
 

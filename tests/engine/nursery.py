@@ -63,7 +63,7 @@ def main(jobs_fd: int) -> None:
     jobs = socket.socket(fileno=jobs_fd)
     for module in ("tests.engine.ranks", "torch._dynamo"):  # DDP imports the second
         importlib.import_module(module)
-    from model_check.forensics.fingerprint_kernel import fingerprint_for
+    from model_check.forensics.fingerprint import fingerprint_for
 
     fingerprint_for(torch.device("cpu"))  # compiled once
     gc.freeze()  # a search for garbage in a rank would copy these pages

@@ -21,7 +21,7 @@ from model_check.engine.distributed.world import World
 from model_check.engine.run_context import Channels
 from model_check.events import Evaluation
 from model_check.forensics.shard import is_shared
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 from model_check.utils.worker_env import RankEnv
 from tests.engine.conftest import (
     VOCABULARY,

@@ -7,6 +7,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ import torch
 from torch import Tensor
 
 from model_check.engine import compile as compile_module
-from model_check.engine.compile import take_cache
-from model_check.engine.compile_trial import Pass, obstacle_of
+from model_check.engine.compile import check_steps, digest, take_cache
 from model_check.engine.results import StepData
-from model_check.engine.uncompiled import is_compiled, uncompiled
+from model_check.engine.uncompiled import uncompiled
 from model_check.errors import CheckpointError, ConfigError
 from model_check.events import Evaluation, Phase
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import ChunkLoss, loss_and_gradient
+from model_check.kernels import Outputs
+from model_check.model import ChunkedCrossEntropy, Llama
 from tests.engine.conftest import COMPILER, FakeBatch, FakeSource, Run, Worker
 
 MakeRun = Callable[..., Run]
+OfChunk = Callable[[Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
 HALF_AND_RECOMPUTED = {"training__use_amp": "true", "training__gradient_checkpointing": "true"}
 DELTA = {
     "model__attention": "infini",
@@ -57,7 +58,7 @@ def test_what_the_compiler_makes_trains_as_eager_code_does(tiny_run: MakeRun) ->
 def assert_same_training(tiny_run: MakeRun, changes: dict[str, Any], tolerance: float) -> None:
     changes = changes | {"model__num_layers": 2}
     eager, compiled = tiny_run(**changes)(), tiny_run(**changes, training__compile="true")
-    assert is_compiled(compiled.trainer.state.model), compiled.kept.lines
+    assert compiled.trainer.state.model.loss.is_compiled, compiled.kept.lines
     assert compiled.weights().keys() == eager.weights().keys()
     assert all(p.grad is None for p in compiled.trainer.state.model.parameters())
     compiled()
@@ -109,7 +110,7 @@ def test_nothing_breaks_or_compiles_again_in_50_steps_and_a_resumed_run_has_thei
         )
 
     whole = run()
-    assert is_compiled(whole.trainer.state.model), whole.kept.lines
+    assert whole.trainer.state.model.loss.is_compiled, whole.kept.lines
     before = counters["stats"]["unique_graphs"]
     assert before >= 5  # block, norm and loss, with and without gradients
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -118,30 +119,39 @@ def test_nothing_breaks_or_compiles_again_in_50_steps_and_a_resumed_run_has_thei
         assert not counters["graph_break"]
     assert len(whole.bits()) == 50
     resumed = run(training__resume=tmp_path / "checkpoints" / "step_25.pt")
-    assert is_compiled(resumed.trainer.state.model)
+    assert resumed.trainer.state.model.loss.is_compiled
     assert resumed().bits() == whole.bits()[25:]
     eager = run(training__compile="false")()
     assert losses_of(whole) == pytest.approx(losses_of(eager), rel=1e-3)
 
 
-def test_trials_in_eager_code_take_the_chunks_that_it_has_memory_for(tiny_run: MakeRun) -> None:
+def wrap(of_chunk: OfChunk, model: Llama) -> None:
+    """Has `of_chunk` stand in for compiled code."""
+    vars(model.loss)["of_chunk"] = of_chunk
+
+
+def test_trials_in_eager_code_take_the_chunks_that_it_has_memory_for(
+    tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A compiled head has larger ones: in eager code 10 GiB at the default vocabulary."""
-    model = tiny_run().trainer.state.model
+    monkeypatch.setattr(compile_module, "_wrap", partial(wrap, ChunkedCrossEntropy.of_chunk))
+    monkeypatch.setattr(compile_module, "_refuse_without_compiler", lambda: None)
     for rows, eager in ((8192, 2048), (100, 100)):
-        model.loss.chunk_rows = rows
-        with uncompiled(model):
-            assert model.loss.chunk_rows == eager
-        assert model.loss.chunk_rows == rows
+        run = tiny_run(training__compile="true", training__loss_chunk_rows=rows)
+        loss = run.trainer.state.model.loss
+        with uncompiled(run.trainer.state.model):
+            assert loss.chunk_rows == eager
+        assert loss.chunk_rows == rows
 
 
-def spoilt(kind: str) -> ChunkLoss:
+def spoilt(kind: str) -> OfChunk:
     """Compiled code that is not to be trusted."""
     calls = itertools.count(1)
 
     def call(
-        logits: Tensor, targets: Tensor, factor: Tensor | None, with_gradient: bool
+        logits: Tensor, targets: Tensor, grad_scale: Tensor | None, with_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        loss, gradient = loss_and_gradient(logits, targets, factor, with_gradient)
+        loss, gradient = ChunkedCrossEntropy.of_chunk(logits, targets, grad_scale, with_gradient)
         if gradient is not None and kind == "varies":
             gradient[0, 0] += 1e-6 * next(calls)
         if gradient is not None and kind == "wrong":
@@ -168,10 +178,7 @@ def spoilt(kind: str) -> ChunkLoss:
 def test_compiled_code_that_fails_its_trial_is_not_taken(
     tiny_run: MakeRun, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
 ) -> None:
-    def wrap(model: BasicLlama) -> None:
-        model.loss.chunk_loss = spoilt(kind)
-
-    monkeypatch.setattr(compile_module, "_wrap", wrap)
+    monkeypatch.setattr(compile_module, "_wrap", partial(wrap, spoilt(kind)))
     monkeypatch.setattr(compile_module, "_refuse_without_compiler", lambda: None)
     eager = tiny_run()()
     mode = torch.get_deterministic_debug_mode()
@@ -181,7 +188,7 @@ def test_compiled_code_that_fails_its_trial_is_not_taken(
         run = tiny_run(training__compile="true")()
     finally:
         torch.set_deterministic_debug_mode(mode)
-    assert not is_compiled(run.trainer.state.model)
+    assert not run.trainer.state.model.loss.is_compiled
     (told,) = [line for line in run.kept.lines if "not taken" in line]
     assert re.fullmatch(rf"training\.compile = true: not taken, this run is eager: {said}.*", told)
     assert run.bits() == eager.bits()
@@ -195,12 +202,12 @@ def test_a_gradient_of_nothing_but_rounding_is_held_against_all_of_them(
 ) -> None:
     """Where each position sees itself alone, that of a query's weights."""
 
-    def passes(of_query: float) -> Callable[[StepData], Pass]:
-        return lambda _: Pass(torch.ones(()), [torch.ones(8), torch.full((8,), of_query)])
+    def passes(of_query: float) -> Callable[[StepData], Outputs]:
+        gradients = {"a": torch.ones(8), "wq": torch.full((8,), of_query)}
+        return lambda _: digest(torch.ones(()), gradients)
 
     data = StepData(0, [], 1, 1)
-    options = {"deterministic": True}
-    found = obstacle_of(passes(value), passes(1e-8), [data], ["a", "wq"], torch.float32, **options)
+    found = check_steps(passes(value), passes(1e-8), [data], torch.float32)
     assert (found is None) is is_rounding, found
 
 

@@ -16,7 +16,7 @@ from model_check.engine.uncompiled import untouched
 from model_check.events import Beat, Evaluation, Note, Phase
 from model_check.hooks import lockstep
 from model_check.hooks.evaluate import Evaluate, _evaluation, perplexity
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 from tests.engine.conftest import FakeBatch, FakeSource, Run
 from tests.engine.saving.test_resume import SPLITS, dropout, flat, held_out
 
@@ -49,7 +49,7 @@ def test_casting_weights_once_for_all_batches_changes_no_bit(tiny_run: MakeRun) 
     model, total = run.trainer.state.model, torch.zeros((), dtype=torch.float64)
     for batch in batches:
         with untouched(model), run.step_context.forward_context():
-            total += model(batch.inputs, batch.targets)
+            total += model.summed_loss(batch.inputs, batch.targets)
     (evaluation,) = evaluations(run)
     assert evaluation.loss == (float(total) / evaluation.tokens).hex()
 
@@ -90,7 +90,7 @@ def test_the_loss_is_the_mean_over_all_targets_that_count(tiny_run: MakeRun) -> 
     part.targets[:, 4:] = IGNORED
     whole = FakeSource(batch_size=3).random(6)
     run = tiny_run(training__eval_interval=2, splits={"odd": lambda: [whole, part]})()
-    logits = [run.trainer.state.model.logits(b.inputs) for b in (whole, part)]  # type: ignore[operator]
+    logits = [run.trainer.state.model(b.inputs) for b in (whole, part)]  # type: ignore[operator]
     losses = [
         torch.nn.functional.cross_entropy(
             x.flatten(0, 1), b.targets.flatten(), ignore_index=IGNORED, reduction="sum"

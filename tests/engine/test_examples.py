@@ -16,7 +16,7 @@ from model_check.data.read.loader import Batch, BatchLoader, evaluation_batches
 from model_check.data.read.token_cache import TokenCache
 from model_check.events import Evaluation
 from model_check.hooks.evaluate import Evaluate
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 from tests.data.trl.make_labels import TOKENIZER
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 
@@ -65,11 +65,11 @@ def test_the_loss_is_that_of_the_targets_alone_computed_by_hand(
 ) -> None:
     batch = whole(example_cache(tmp_path))
     model = model_for(tiny_run, 340)
-    log_p = model.logits(batch.inputs).log_softmax(-1)
+    log_p = model(batch.inputs).log_softmax(-1)
     expected = torch.zeros((), dtype=torch.float64)
     for row, time in (batch.targets != IGNORED).nonzero().tolist():
         expected = expected - log_p[row, time, batch.targets[row, time]]
-    loss = model(batch.inputs, batch.targets)
+    loss = model.summed_loss(batch.inputs, batch.targets)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     for ours, theirs in zip(gradients(model, loss), gradients(model, expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
@@ -85,7 +85,7 @@ def test_nothing_of_a_prompt_moves_a_weight(tiny_run: MakeRun, tmp_path: Path) -
     moves = hidden.grad.abs().sum(-1) > 0
     assert torch.equal(moves, batch.targets != IGNORED)
     nothing = torch.full_like(batch.targets, IGNORED)
-    assert all(not g.any() for g in gradients(model, model(batch.inputs, nothing)))
+    assert all(not g.any() for g in gradients(model, model.summed_loss(batch.inputs, nothing)))
 
 
 def test_packed_examples_have_the_loss_that_they_have_alone(
@@ -95,8 +95,8 @@ def test_packed_examples_have_the_loss_that_they_have_alone(
     packed = whole(example_cache(tmp_path, "data.packing=true"), documents=True)
     assert len(packed.inputs) < len(alone.inputs)
     model = model_for(tiny_run, 340)
-    one = model(alone.inputs, alone.targets)
-    several = model(packed.inputs, packed.targets, packed.documents)
+    one = model.summed_loss(alone.inputs, alone.targets)
+    several = model.summed_loss(packed.inputs, packed.targets, packed.documents)
     assert several.item() == pytest.approx(one.item(), rel=1e-12)
     for ours, theirs in zip(gradients(model, several), gradients(model, one), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)

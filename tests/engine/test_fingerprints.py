@@ -13,7 +13,6 @@ from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine import assembly, optim
 from model_check.engine.results import StepMetrics
-from model_check.engine.uncompiled import is_compiled
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
 from model_check.hooks import fingerprints
@@ -73,7 +72,7 @@ def test_what_flows_is_taken_however_it_is_computed(
 ) -> None:
     trace_alone(monkeypatch.setattr)
     run = tiny_run(**{f"training__{how}": "true"}, **TWO)()
-    assert is_compiled(run.trainer.state.model) is (how == "compile"), run.kept.lines
+    assert run.trainer.state.model.loss.is_compiled is (how == "compile"), run.kept.lines
     assert [set(fp) for fp in fingerprints_of(run)] == [TAKEN] * 4
 
 

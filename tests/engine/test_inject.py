@@ -141,7 +141,7 @@ def test_once_is_the_first_time_that_the_step_is_computed(
 def gradients_of(run: Run) -> list[Tensor]:
     state, batch = run.trainer.state, FakeSource().random(0)
     state.optimizer.zero_grad()
-    state.model(batch.inputs, batch.targets).backward()
+    state.model.summed_loss(batch.inputs, batch.targets).backward()
     return [gradient.clone() for gradient in state.optimizer.gradients()]
 
 

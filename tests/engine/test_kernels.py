@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from model_check.config.memory import expected_geometry
-from model_check.engine.kernels import Kernels, choose_kernels, refuse_different
+from model_check.engine.kernels import DeviceLost, Kernels, choose_kernels, refuse_different
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
-from model_check.models.backends import DeviceLost
 from model_check.utils.trials import trial_of
 from tests.engine.conftest import Kept, bare_context, make_settings
 

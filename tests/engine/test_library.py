@@ -37,8 +37,8 @@ def test_the_model_of_a_checkpoint_gives_the_same_logits(
     model = model_check.load_model(tmp_path / "checkpoints" / "last.pt")
     tokens = torch.arange(12).reshape(2, 6) % VOCABULARY
     with torch.no_grad():
-        expected = run.trainer.state.model.eval().logits(tokens)
-        assert torch.equal(model.logits(tokens), expected)
+        expected = run.trainer.state.model.eval()(tokens)
+        assert torch.equal(model(tokens), expected)
     assert not model.training
 
 

@@ -120,28 +120,6 @@ def test_ranks_agree_to_the_bit_and_say_what_is_their_own(job: Job) -> None:
         assert own[0][step] + own[1][step] == pytest.approx(loss, rel=1e-6)
 
 
-def test_ranks_that_cast_once_a_step_have_the_bits_of_autocast(job: Job) -> None:
-    changes = {
-        "training__max_steps": 6,
-        "training__use_amp": "true",
-        "training__grad_accum_nums": 2,
-        "training__max_grad_norm": 0.5,
-        "training__eval_interval": 3,
-        "data__validation": "val=0.1",
-        "launch__mode": "ddp",
-        "launch__audit_interval": 2,
-        "debug__fingerprints": "full",
-    }
-    plain, copies = (
-        job(2, "float32", training__bf16_copies=how, **changes) for how in ("false", "true")
-    )
-    for one, other in zip(plain, copies, strict=True):
-        assert not any("not taken" in line for line in other["lines"])
-        assert furthest(one, other) == 0.0
-        assert one["prints"] == other["prints"]
-        assert one["evaluations"] == other["evaluations"]
-
-
 def test_the_last_bits_do_not_hang_on_where_a_run_was_resumed(job: Job) -> None:
     """DDP sorts gradients into other buckets after its first pass: three ranks add in another order
     then."""

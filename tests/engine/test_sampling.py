@@ -21,14 +21,14 @@ from model_check.generate.sampling import Sampling
 from model_check.hooks import lockstep
 from model_check.hooks.lockstep import Lockstep
 from model_check.hooks.sample import MakeSamples
-from model_check.models.basic_llama import BasicLlama
+from model_check.model import Llama
 from tests.engine.conftest import Run
 from tests.engine.saving.test_resume import dropout, flat
 
 MakeRun = Callable[..., Run]
 
 
-def answer(model: BasicLlama, prompt: str, between: Callable[[], None]) -> str:
+def answer(model: Llama, prompt: str, between: Callable[[], None]) -> str:
     """Eight tokens, as numbers; it draws wherever it can."""
     assert not any(module.training for module in model.modules())
     tokens = next_tokens(model, [len(prompt)], Sampling())
@@ -111,7 +111,7 @@ def test_a_long_sample_says_that_it_lives(
 
 
 def test_a_signal_ends_a_long_sample(tiny_run: MakeRun) -> None:
-    def endless(model: BasicLlama, prompt: str, between: Callable[[], None]) -> str:
+    def endless(model: Llama, prompt: str, between: Callable[[], None]) -> str:
         for number in itertools.count():
             if number == 3:
                 run.stop.signum = signal.SIGTERM

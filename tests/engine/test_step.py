@@ -66,7 +66,7 @@ def test_casting_once_a_step_changes_no_bit_of_a_gradient(
     accumulate(context, data)
     for pair in data.micro_batches:
         with context.forward_context():
-            loss = recast.trainer.state.model(*pair) / data.num_targets
+            loss = recast.trainer.state.model.summed_loss(*pair) / data.num_targets
         loss.backward()
     assert all(torch.equal(a, b) for a, b in zip(gradients(ours), gradients(recast), strict=True))
 
@@ -150,7 +150,6 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attent
     context = StepContext(
         model, optimizer, device, dtype, 1.0, watchers=watchers, looker=fingerprints
     )
-    model.watchers = (monitor.see, fingerprints.see)
     checksums = Checksums(context, fingerprints, log, run.hook(StateCheck), None)
     gates_of = GateLog(optimizer)
     data, reader = micro_batches(2, device), AsyncMetrics(lag=1)

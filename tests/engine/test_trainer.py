@@ -15,8 +15,7 @@ from model_check.engine.results import AsyncMetrics, StepData, StepResult
 from model_check.engine.stop import Terminated
 from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, Evidence, NonFinite, Phase
-from model_check.forensics.fingerprint import eager_fingerprint
-from model_check.forensics.fingerprint_kernel import Kernel
+from model_check.forensics.fingerprint import Kernel, eager_fingerprint
 from model_check.forensics.manifest import read_manifest
 from model_check.hooks import progress
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
@@ -37,7 +36,7 @@ def test_it_learns_that_the_label_is_the_next_token(tiny_run: MakeRun) -> None:
     )()
     assert float.fromhex(run.kept.steps()[-1].loss) < 0.05
     tokens = torch.arange(16)[None]
-    predicted = run.trainer.state.model.logits(tokens).argmax(-1)  # type: ignore[operator]
+    predicted = run.trainer.state.model(tokens).argmax(-1)  # type: ignore[operator]
     assert torch.equal(predicted, tokens + 1)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_check.forensics.fingerprint import eager_fingerprint
+from model_check.forensics.fingerprint import eager_fingerprint, fingerprint_for
 from model_check.utils.fingerprint import NUM_COLUMNS, column_weight, flipped, row_weight
 
 MODULUS = 1 << 64
@@ -26,6 +26,14 @@ def test_it_is_that_of_the_formula(dtype: torch.dtype, shape: tuple[int, ...]) -
     tensors = [torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)]
     found = [value % MODULUS for value in eager_fingerprint(tensors, [0, 7]).tolist()]
     assert found == [by_the_formula(tensors[0]), by_the_formula(tensors[1], 7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float8_e4m3fn, torch.complex128])
+def test_values_of_a_width_that_the_formula_does_not_know_are_refused(dtype: torch.dtype) -> None:
+    tensors = [torch.ones(3), torch.ones(5).to(dtype)]
+    for kernel in (eager_fingerprint, fingerprint_for(torch.device("cpu"))):
+        with pytest.raises(TypeError, match=f"no fingerprint of {dtype}: values of 2, 4 or 8"):
+            kernel(tensors)
 
 
 def test_a_view_counts_as_its_values_in_their_order() -> None:

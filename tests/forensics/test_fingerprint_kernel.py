@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_check.forensics import fingerprint_c, fingerprint_kernel
-from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint
+from model_check.forensics import fingerprint, fingerprint_c
+from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint, fingerprint_for
 from model_check.forensics.fingerprint_c import c_fingerprint
-from model_check.forensics.fingerprint_kernel import fingerprint_for
 from model_check.utils.fingerprint import NUM_COLUMNS, column_weight, row_weight
 from tests.deadline import DEADLINE_S
 
@@ -44,9 +43,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where libraries are kept. No test has the kernel that an earlier one has made, nor leaves its
     own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fingerprint_kernel._fast.cache_clear()
+    fingerprint._fast.cache_clear()
     yield tmp_path / "cache" / "model_check" / "kernels"
-    fingerprint_kernel._fast.cache_clear()
+    fingerprint._fast.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +167,7 @@ def num_compiled(
     monkeypatch.setenv("PATH", f"{machine}:/usr/bin:/bin")
 
     def chosen() -> int:
-        fingerprint_kernel._fast.cache_clear()
+        fingerprint._fast.cache_clear()
         kernel = fingerprint_for(CPU)
         assert kernel.name == "c"
         x = torch.randn(3001)
@@ -395,7 +394,7 @@ def test_to_choose_a_kernel_takes_no_random_number() -> None:
 
 WORKER = """
 import torch
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint import fingerprint_for
 torch.set_num_threads(2)
 kernel = fingerprint_for(torch.device("cpu"))
 print(kernel.name, kernel([torch.arange(1_000_000, dtype=torch.float32)]).item())

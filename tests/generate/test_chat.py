@@ -29,8 +29,8 @@ from model_check.generate.chat import Conversation
 from model_check.generate.generate import Ended, text_after
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import TextForm, TextModel, read_text_tokenizer, trained_form
+from model_check.init import build_model
 from model_check.models.attention import sdpa
-from model_check.models.build_model import build_model
 from tests.deadline import DEADLINE_S
 from tests.generate.test_generate import CPU, bytes_tokenizer
 from tests.generate.test_samples import SETTINGS
@@ -56,10 +56,10 @@ def says(form: TextForm, text: str) -> TextModel:
     """A model that says `text` to everything, and then `!` without end."""
     ids = iter(form.tokenizer.encode_rendered([text + "!" * 99])[0])
 
-    def go_on(read: object, pasts: object, **_: object) -> tuple[torch.Tensor, None]:
-        return torch.eye(300)[next(ids)][None, None], None
+    def decode(read: object, caches: object, **_: object) -> torch.Tensor:
+        return torch.eye(300)[next(ids)][None, None]
 
-    model: Any = SimpleNamespace(head_weight=torch.zeros(1), go_on=go_on)
+    model: Any = SimpleNamespace(head_weight=torch.zeros(1), new_caches=list, decode=decode)
     return form.of(model)
 
 

@@ -28,8 +28,8 @@ from model_check.generate.__main__ import main
 from model_check.generate.generate import Ended, generate, next_tokens, prompt_ids
 from model_check.generate.sampling import Sampler, Sampling, StopText
 from model_check.generate.text_model import TextModel, read_text_model
+from model_check.init import build_model
 from model_check.models.attention import sdpa
-from model_check.models.build_model import build_model
 
 END = 256
 CPU = torch.device("cpu")
@@ -161,7 +161,7 @@ def test_one_token_after_the_other_is_the_whole_at_once(trained: Callable[..., P
         for _ in range(40):
             made.append(next(tokens))
         whole = torch.tensor([[1, 2, 3, *made]])
-        assert ours.logits(whole)[0, 2:-1].argmax(-1).tolist() == made
+        assert ours(whole)[0, 2:-1].argmax(-1).tolist() == made
 
 
 def test_segments_have_no_longest_text_and_full_attention_has(trained: Callable[..., Path]) -> None:

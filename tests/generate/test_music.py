@@ -16,8 +16,8 @@ from model_check.data.tokenizers.midi_tokenizer import midi_tokenizer
 from model_check.engine.checkpoint import packed
 from model_check.generate.__main__ import main
 from model_check.generate.music import prompt_with, write_music
+from model_check.init import build_model
 from model_check.models.attention import sdpa
-from model_check.models.build_model import build_model
 
 NOTES = np.array([(0, 8, 60, 79), (8, 4, 64, 31), (12, 4, 67, 127)], NOTE)
 

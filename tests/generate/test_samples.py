@@ -21,9 +21,9 @@ from model_check.generate.generate import generate
 from model_check.generate.samples import Answers
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import read_text_tokenizer, trained_form
+from model_check.init import build_model
+from model_check.model import Llama
 from model_check.models.attention import sdpa
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model
 from tests.generate.test_generate import CPU, END, bytes_tokenizer
 
 SETTINGS = Settings(
@@ -42,11 +42,11 @@ TOKENIZER = read_text_tokenizer(bytes_tokenizer().encode(), Path("t"), 257)
 
 
 @pytest.fixture
-def model() -> BasicLlama:
+def model() -> Llama:
     return build_model(SETTINGS, geometry(SETTINGS.model, 257), sdpa, CPU)
 
 
-def test_an_answer_is_what_generate_says_and_the_same_each_time(model: BasicLlama) -> None:
+def test_an_answer_is_what_generate_says_and_the_same_each_time(model: Llama) -> None:
     answers, calls = Answers(TOKENIZER, SETTINGS), []
     text = answers(model, "ab", lambda: calls.append(1))
     seeded = Sampling(seed=SETTINGS.system.seed)
@@ -57,7 +57,7 @@ def test_an_answer_is_what_generate_says_and_the_same_each_time(model: BasicLlam
     assert answers(model, "ab", lambda: None) == text
 
 
-def test_an_answer_leaves_no_tensor_behind(model: BasicLlama) -> None:
+def test_an_answer_leaves_no_tensor_behind(model: Llama) -> None:
     def num_tensors() -> int:
         gc.collect()
         return sum(issubclass(type(x), Tensor) for x in gc.get_objects())
@@ -68,7 +68,7 @@ def test_an_answer_leaves_no_tensor_behind(model: BasicLlama) -> None:
     assert num_tensors() == before
 
 
-def test_a_model_with_nan_says_so_and_raises_nothing(model: BasicLlama) -> None:
+def test_a_model_with_nan_says_so_and_raises_nothing(model: Llama) -> None:
     with torch.no_grad():
         model.norm.weight[0] = float("nan")
     said = Answers(TOKENIZER, SETTINGS)(model, "ab", lambda: None)

@@ -9,9 +9,9 @@ import torch
 
 from model_check.config.schema import ModelSettings, Settings, SystemSettings, TrainingSettings
 from model_check.config.shape import geometry
+from model_check.init import build_model
+from model_check.model import Llama
 from model_check.models.attention import eager
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model
 
 TINY = ModelSettings(
     num_layers=2,
@@ -36,8 +36,8 @@ def settings() -> Callable[..., Settings]:
 
 
 @pytest.fixture
-def tiny(settings: Callable[..., Settings]) -> Callable[..., BasicLlama]:
-    def make(attend: Any = eager, **changes: Any) -> BasicLlama:
+def tiny(settings: Callable[..., Settings]) -> Callable[..., Llama]:
+    def make(attend: Any = eager, **changes: Any) -> Llama:
         wanted = settings(**changes)
         return build_model(wanted, geometry(wanted.model, 257), attend, torch.device("cpu"))
 

@@ -10,11 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from model_check.config.schema import RopeScaling, Settings
 from model_check.config.shape import geometry
+from model_check.init import empty_model
+from model_check.model import Llama
 from model_check.models.attention import eager, sdpa
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import empty_model
 
-Tiny = Callable[..., BasicLlama]
+Tiny = Callable[..., Llama]
 
 THEIR_NAMES = {
     "tok_embed.": "model.embed_tokens.",
@@ -40,7 +40,7 @@ def their_name(name: str) -> str:
     return name
 
 
-def their_model(num_kv_heads: int, model: BasicLlama, *, tied: bool = False) -> LlamaForCausalLM:
+def their_model(num_kv_heads: int, model: Llama, *, tied: bool = False) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=257,
         hidden_size=64,
@@ -92,8 +92,8 @@ def test_logits_and_every_gradient_equal_those_of_transformers(
     batch = tokens()
     inputs, targets = batch[:, :-1], batch[:, 1:]
     their_logits = theirs(inputs).logits
-    assert (ours.logits(inputs) - their_logits).abs().max() <= 1e-10
-    loss = ours(inputs, targets) / targets.numel()
+    assert (ours(inputs) - their_logits).abs().max() <= 1e-10
+    loss = ours.summed_loss(inputs, targets) / targets.numel()
     their_loss = nn.functional.cross_entropy(their_logits.flatten(0, 1), targets.flatten())
     assert loss.item() == pytest.approx(their_loss.item(), rel=1e-12)
     loss.backward()
@@ -108,7 +108,7 @@ def test_in_float32_it_equals_transformers_as_they_ship_it(tiny: Tiny) -> None:
     ours = tiny(rope_scaling=RopeScaling(original_context_length=32), attend=sdpa)
     theirs = their_model(2, ours)
     batch = tokens()[:, :-1]
-    assert (ours.logits(batch) - theirs(batch).logits).abs().max() <= 1e-5
+    assert (ours(batch) - theirs(batch).logits).abs().max() <= 1e-5
 
 
 def test_a_tied_head_reads_the_embedding(tiny: Tiny) -> None:
@@ -119,18 +119,18 @@ def test_a_tied_head_reads_the_embedding(tiny: Tiny) -> None:
     theirs = their_model(2, ours, tied=True).double()
     exact_norms(theirs)
     batch = tokens()[:, :-1]
-    assert (ours.logits(batch) - theirs(batch).logits).abs().max() <= 1e-10
+    assert (ours(batch) - theirs(batch).logits).abs().max() <= 1e-10
 
 
 def test_a_head_width_of_its_own_is_used(tiny: Tiny) -> None:
     model = tiny(head_dim=32)
     assert model.layers[0].attention.wq.weight.shape == (4 * 32, 64)  # type: ignore[union-attr]
-    assert model.logits(tokens()[:, :-1]).shape == (2, 64, 257)
+    assert model(tokens()[:, :-1]).shape == (2, 64, 257)
 
 
 def test_the_first_loss_is_that_of_guessing(tiny: Tiny) -> None:
     batch = tokens()
-    loss = tiny()(batch[:, :-1], batch[:, 1:]).item() / batch[:, 1:].numel()
+    loss = tiny().summed_loss(batch[:, :-1], batch[:, 1:]).item() / batch[:, 1:].numel()
     assert loss == pytest.approx(math.log(257), rel=0.02)
 
 
@@ -139,8 +139,8 @@ def test_checkpointing_gives_the_same_loss_and_gradients(tiny: Tiny) -> None:
     results: list[dict[str, torch.Tensor]] = []
     for checkpointing in (False, True):
         model = tiny(training={"gradient_checkpointing": checkpointing})
-        assert model.gradient_checkpointing is checkpointing
-        loss = model(batch[:, :-1], batch[:, 1:])
+        assert model.args.gradient_checkpointing is checkpointing
+        loss = model.summed_loss(batch[:, :-1], batch[:, 1:])
         loss.backward()
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         results.append({"loss": loss.detach(), **gradients})

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from model_check.config.schema import ModelSettings
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import initialise
+from model_check.init import initialise
+from model_check.model import Llama
 
-Tiny = Callable[..., BasicLlama]
+Tiny = Callable[..., Llama]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_shard_has_the_bits_of_the_whole(tiny: Tiny, num_shards: int) -> None:
     for number in range(num_shards):
         parts: dict[int, torch.Tensor] = {}
 
-        def lies_here(
+        def local_shard(
             parameter: torch.Tensor, number: int = number, parts: Any = parts
         ) -> tuple[torch.Tensor, int]:
             rows = -(-len(parameter) // num_shards)
@@ -51,7 +51,7 @@ def test_a_shard_has_the_bits_of_the_whole(tiny: Tiny, num_shards: int) -> None:
             parts[len(parts)] = own
             return own, first * (parameter.numel() // len(parameter))
 
-        initialise(tiny(), settings, seed=7, piece_numel=1000, lies_here=lies_here)
+        initialise(tiny(), settings, seed=7, piece_numel=1000, local_shard=local_shard)
         for own, (name, parameter) in zip(parts.values(), whole.items(), strict=True):
             rows = -(-len(parameter) // num_shards) * (parameter.numel() // len(parameter))
             first = min(parameter.numel(), number * rows)

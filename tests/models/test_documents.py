@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from model_check.config.schema import RopeScaling
+from model_check.model import Llama, positions_within
 from model_check.models.attention import eager, sdpa
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.rope import positions_within
 
-Tiny = Callable[..., BasicLlama]
+Tiny = Callable[..., Llama]
 LENGTHS = ((5, 1, 20, 6), (32,), (10, 22))
 """Of the documents in each row of 32 tokens."""
 
@@ -24,7 +23,7 @@ def packed() -> tuple[Tensor, Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:], torch.stack(rows)
 
 
-def gradients(model: BasicLlama, loss: Tensor) -> dict[str, Tensor]:
+def gradients(model: Llama, loss: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
@@ -47,21 +46,21 @@ def test_loss_and_every_gradient_are_those_of_the_documents_alone(
         training={"gradient_checkpointing": checkpointing},
     ).double()
     inputs, targets, documents = packed()
-    together = model(inputs, targets, documents)
+    together = model.summed_loss(inputs, targets, documents)
     alone = torch.zeros((), dtype=torch.float64)
     for row, lengths in enumerate(LENGTHS):
         parts = zip(
             torch.split(inputs[row], lengths), torch.split(targets[row], lengths), strict=True
         )
-        alone = alone + sum(model(i[None], t[None]) for i, t in parts)
+        alone = alone + sum(model.summed_loss(i[None], t[None]) for i, t in parts)
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=0)
     expected = gradients(model, alone)
-    for name, value in gradients(model, model(inputs, targets, documents)).items():
+    for name, value in gradients(model, model.summed_loss(inputs, targets, documents)).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11, msg=name)
 
 
 def test_one_document_is_no_mask_at_all(tiny: Tiny) -> None:
     model = tiny(sdpa)
     inputs, targets, documents = packed()
-    masked = model(inputs, targets, torch.zeros_like(documents))
-    torch.testing.assert_close(masked, model(inputs, targets), rtol=1e-6, atol=0)
+    masked = model.summed_loss(inputs, targets, torch.zeros_like(documents))
+    torch.testing.assert_close(masked, model.summed_loss(inputs, targets), rtol=1e-6, atol=0)

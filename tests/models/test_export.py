@@ -18,10 +18,10 @@ from model_check.data.read.manifest import ViewManifest, hash_of, short, to_byte
 from model_check.engine.checkpoint import packed, tokenizer_of
 from model_check.errors import CheckpointError, ConfigError, StorageError
 from model_check.export import export, main
+from model_check.hf import load_weights
+from model_check.init import build_model
+from model_check.model import Llama
 from model_check.models.attention import sdpa
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model
-from model_check.models.hf_import import load_weights
 
 Make = Callable[..., Settings]
 SCALING = RopeScaling(factor=4.0, original_context_length=32)
@@ -41,12 +41,12 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TQDM_DISABLE", "1")
 
 
-def built(settings: Settings) -> BasicLlama:
+def built(settings: Settings) -> Llama:
     shape = geometry(settings.model, 257)
     return build_model(settings, shape, sdpa, torch.device("cpu"))
 
 
-def saved(model: BasicLlama, settings: Settings, path: Path) -> Path:
+def saved(model: Llama, settings: Settings, path: Path) -> Path:
     """A checkpoint with what the export reads of one."""
     state = {"schema": 2, "model": model.state_dict(), "settings": msgspec.to_builtins(settings)}
     torch.save(state, path)
@@ -66,7 +66,7 @@ def test_transformers_loads_an_export_and_computes_the_same(
     export(saved(ours, wanted, tmp_path / "last.pt"), tmp_path / "out")
     theirs, told = LlamaForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(told.values()), told
-    assert (ours.logits(tokens()) - theirs(tokens()).logits).abs().max() <= 2e-5
+    assert (ours(tokens()) - theirs(tokens()).logits).abs().max() <= 2e-5
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=NAMES)

@@ -18,11 +18,10 @@ from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import geometry, hf_name
 from model_check.errors import ConfigError
+from model_check.hf import INDEX, OLDER, OLDER_INDEX, SETS, WEIGHTS, load_weights, sample_of
+from model_check.init import build_model
+from model_check.model import Llama
 from model_check.models.attention import sdpa
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model
-from model_check.models.hf_import import load_weights, sample_of
-from model_check.models.hf_weights import INDEX, OLDER, OLDER_INDEX, SETS, WEIGHTS
 
 Make = Callable[..., Any]
 Save = Callable[[LlamaForCausalLM, Path], object]
@@ -120,14 +119,14 @@ def saved(directory: Path, order: Sequence[tuple[Save, bool]]) -> Path:
     return directory
 
 
-def loaded(place: Path, said: list[str] | None = None) -> BasicLlama:
+def loaded(place: Path, said: list[str] | None = None) -> Llama:
     directory = place.parent if place.is_file() else place
     values = geometry_values(str(directory), offline=True)
     settings = msgspec.convert(values, ModelSettings)
     return filled(settings, place, said)
 
 
-def filled(model: ModelSettings, place: Path, said: list[str] | None = None) -> BasicLlama:
+def filled(model: ModelSettings, place: Path, said: list[str] | None = None) -> Llama:
     from model_check.config.schema import Settings
 
     settings = Settings(model=model)

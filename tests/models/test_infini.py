@@ -10,20 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
+from model_check import infini
 from model_check.config.schema import InfiniSettings
-from model_check.config.shape import Geometry
-from model_check.models import compressive_memory
-from model_check.models.attention import eager, sdpa, visible_within
-from model_check.models.attention_layers import (
-    InfiniAttention,
-    Positions,
-    by_row,
-    folded_documents,
-)
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.compressive_memory import Update, read_all, spans
+from model_check.infini import InfiniAttention, MemoryMasks, Update, read_all
+from model_check.model import KVCache, Llama, ModelArgs, Rope
+from model_check.models.attention import eager, sdpa
 
-Tiny = Callable[..., BasicLlama]
+Tiny = Callable[..., Llama]
 UPDATES: tuple[Update, ...] = ("linear", "delta")
 DOCUMENTS = [[0] * 9 + [1] * 4 + [2] * 20 + [3] * 7, [0] * 8 + [1] * 8 + [2] * 24]
 """Two rows of 40: borders within segments of 8, and on them; documents over one and over many."""
@@ -74,19 +67,13 @@ class Bare(InfiniAttention):
     """A layer without matrices, whose rotary tables turn nothing."""
 
     def __init__(self, update: Update, length: int, gate: Tensor) -> None:
-        shape = Geometry(1, 12, 8, 4, 2, 6, 16, tie_word_embeddings=False, attention="infini")
-        super().__init__(shape, eager, update)
+        args = ModelArgs(1, 12, 8, 4, 2, 6, 16, tie_word_embeddings=False, max_seq_len=64)
+        super().__init__(args, eager, length, update)
         self.gate = nn.Parameter(gate.clone())
-        self.length = length
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        numbers = torch.zeros(1, q.shape[2], dtype=torch.long) if documents is None else documents
-        rows = folded_documents(numbers, self.length)
-        visible = None if documents is None else visible_within(rows)
-        width = q.shape[3]
-        tables = q.new_ones(self.length, width), q.new_zeros(self.length, width)
-        positions = Positions(*tables, visible, spans(by_row(rows, len(numbers))))
-        return self._read(q, k, v, positions)
+        rope = Rope(q.new_ones(64, q.shape[3]), q.new_zeros(64, q.shape[3]))
+        return self.mix(q, k, v, self.inputs(rope, q.shape[2], documents))
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -139,7 +126,7 @@ def test_with_documents_it_is_the_loop_over_each_of_them(update: Update) -> None
             assert (found[row, :, first : first + size] - wanted[0]).abs().max() <= 1e-10
 
 
-def model_of(tiny: Tiny, attention: str, length: int | None = 16, **infini: Any) -> BasicLlama:
+def model_of(tiny: Tiny, attention: str, length: int | None = 16, **infini: Any) -> Llama:
     model = tiny(
         attend=sdpa,
         attention=attention,
@@ -157,21 +144,9 @@ def tokens(time: int = 64, batch: int = 2) -> Tensor:
 @pytest.mark.parametrize("length", [64, 100])
 def test_one_segment_is_full_attention(tiny: Tiny, attention: str, length: int) -> None:
     full, other = model_of(tiny, "full"), model_of(tiny, attention, length)
-    assert torch.equal(full.logits(tokens()), other.logits(tokens()))
+    assert torch.equal(full(tokens()), other(tokens()))
     documents = torch.tensor([[0] * 20 + [1] * 44, [0] * 64])
-    assert torch.equal(full.logits(tokens(), documents), other.logits(tokens(), documents))
-
-
-@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 20 + [1] * 44, [0] * 64])])
-@pytest.mark.parametrize("attention", ["full", "local", "infini"])
-def test_spans_are_computed_for_a_memory_alone(
-    tiny: Tiny, attention: str, documents: Tensor | None
-) -> None:
-    model, given = model_of(tiny, attention), []
-    for block in model.layers:
-        block.register_forward_pre_hook(lambda _, inputs: given.append(inputs[1].spans is not None))
-    model.logits(tokens(), documents)
-    assert given == [attention == "infini"] * 2
+    assert torch.equal(full(tokens(), documents), other(tokens(), documents))
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -180,14 +155,14 @@ def test_a_gate_that_is_shut_is_local_attention(tiny: Tiny, update: str) -> None
     with torch.no_grad():
         for block in shut.layers:
             block.attention.gate.fill_(float("-inf"))  # type: ignore[union-attr,operator]
-    assert torch.equal(local.logits(tokens()), shut.logits(tokens()))
-    assert not torch.equal(model_of(tiny, "full").logits(tokens()), shut.logits(tokens()))
+    assert torch.equal(local(tokens()), shut(tokens()))
+    assert not torch.equal(model_of(tiny, "full")(tokens()), shut(tokens()))
 
 
 def test_the_gates_have_a_gradient_where_there_is_a_memory(tiny: Tiny) -> None:
     for length, is_used in ((16, True), (64, False)):
         model = model_of(tiny, "infini", length)
-        model(tokens(), tokens()).backward()
+        model.summed_loss(tokens(), tokens()).backward()
         for block in model.layers:
             gradient = block.attention.gate.grad  # type: ignore[union-attr]
             assert bool((gradient != 0).all()) is is_used  # type: ignore[union-attr]
@@ -197,11 +172,11 @@ def test_the_gates_have_a_gradient_where_there_is_a_memory(tiny: Tiny) -> None:
 @pytest.mark.parametrize("attention", ["local", "infini"])
 def test_no_position_sees_a_later_one(tiny: Tiny, attention: str, update: str) -> None:
     model = model_of(tiny, attention, 16, update=update)
-    before = model.logits(tokens())
+    before = model(tokens())
     for position in range(64):
         changed = tokens()
         changed[:, position] = (changed[:, position] + 1) % 257
-        after = model.logits(changed)
+        after = model(changed)
         assert torch.equal(before[:, :position], after[:, :position])
         sees = (before != after).any(dim=(0, 2)).nonzero().flatten().tolist()
         until = 64 if attention == "infini" else (position // 16 + 1) * 16
@@ -214,12 +189,12 @@ def test_a_document_changes_no_bit_of_another(tiny: Tiny, attention: str, update
     model = model_of(tiny, attention, 16, update=update)
     numbers = [0] * 9 + [1] * 7 + [2] * 1 + [3] * 40 + [4] * 7
     documents = torch.tensor([numbers, numbers])
-    before = model.logits(tokens(), documents)
+    before = model(tokens(), documents)
     for number in range(5):
         changed = tokens()
         own = documents == number
         changed[own] = (changed[own] + 1) % 257
-        after = model.logits(changed, documents)
+        after = model(changed, documents)
         assert torch.equal(before[~own], after[~own])
         assert not torch.equal(before[own], after[own])
 
@@ -228,10 +203,10 @@ def test_a_document_changes_no_bit_of_another(tiny: Tiny, attention: str, update
 def test_rows_share_nothing(tiny: Tiny, update: str) -> None:
     model = model_of(tiny, "infini", 16, update=update)
     rows = tokens(batch=3)
-    together = model.logits(rows)
+    together = model(rows)
     changed = rows.clone()
     changed[1] = (changed[1] + 1) % 257
-    after = model.logits(changed)
+    after = model(changed)
     assert torch.equal(together[[0, 2]], after[[0, 2]])
 
 
@@ -244,44 +219,56 @@ def test_a_stream_is_one_forward_pass(
     tiny: Tiny, attention: str, update: str, sizes: tuple[int, ...]
 ) -> None:
     model = model_of(tiny, attention, 16, update=update)
-    whole = model.logits(tokens())
-    parts, pasts = [], None
-    for part in tokens().split(sizes, dim=1):
-        logits, pasts = model.go_on(part, pasts)
-        parts.append(logits)
+    whole = model(tokens())
+    caches = model.new_caches()
+    parts = [model.decode(part, caches) for part in tokens().split(sizes, dim=1)]
     assert (torch.cat(parts, dim=1) - whole).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize("attention", ["local", "infini"])
 def test_a_streams_state_does_not_grow_and_its_text_has_no_end(tiny: Tiny, attention: str) -> None:
     model, sizes = model_of(tiny, attention, 16), []
-    _, pasts = model.go_on(tokens(time=24))
+    caches = model.new_caches()
+    model.decode(tokens(time=24), caches)
     for _ in range(5):
-        sizes.append(sum(num_bytes(past) for past in pasts))
-        logits, pasts = model.go_on(tokens(time=64), pasts)
-        assert logits.isfinite().all()
+        sizes.append(sum(num_bytes(cache) for cache in caches))
+        assert model.decode(tokens(time=64), caches).isfinite().all()
     assert len(set(sizes)) == 1
+
+
+def test_the_last_logits_are_those_of_the_whole_text(tiny: Tiny) -> None:
+    """Also of a text that is longer than the rotary tables, which is read in pieces."""
+    for attention, time in (("full", 64), ("infini", 150)):
+        model = model_of(tiny, attention, 16)
+        whole = model.decode(tokens(time=time), model.new_caches())
+        last = model.decode(tokens(time=time), model.new_caches(), only_last=True)
+        assert whole.shape == (2, time, 257)
+        torch.testing.assert_close(last, whole[:, -1:])
 
 
 def test_a_stream_of_full_attention_ends_with_its_context(tiny: Tiny) -> None:
     model = model_of(tiny, "full")
-    _, pasts = model.go_on(tokens(time=64))
+    caches = model.new_caches()
+    model.decode(tokens(time=64), caches)
     with pytest.raises(ValueError, match="64 tokens"):
-        model.go_on(tokens(time=1), pasts)
+        model.decode(tokens(time=1), caches)
 
 
 @pytest.mark.parametrize("attention", ["local", "infini"])
 def test_so_does_a_segment_that_is_longer(tiny: Tiny, attention: str) -> None:
     model = model_of(tiny, attention, 100)
-    logits, pasts = model.go_on(tokens(time=64))
-    assert (logits - model.logits(tokens(time=64))).abs().max() <= 1e-4
+    caches = model.new_caches()
+    logits = model.decode(tokens(time=64), caches)
+    assert (logits - model(tokens(time=64))).abs().max() <= 1e-4
     with pytest.raises(ValueError, match="64 tokens"):
-        model.go_on(tokens(time=1), pasts)
+        model.decode(tokens(time=1), caches)
 
 
-def num_bytes(past: Any) -> int:
-    grown = [x.rows for x in (past.keys, past.plain_keys, past.values) if x is not None]
-    return sum(x.untyped_storage().nbytes() for x in (*grown, *(past.memory or ())))
+def num_bytes(cache: KVCache) -> int:
+    tensors = [cache.rows[0], *(getattr(cache, "memory", None) or ())]
+    if isinstance(cache, infini.InfiniCache):
+        tensors.append(cache.unrotated.rows[0])
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -291,7 +278,7 @@ def test_it_stays_finite_with_large_keys_in_16_bits(tiny: Tiny, update: str) -> 
         for block in model.layers:
             block.attention.wk.weight.mul_(100)  # type: ignore[union-attr,operator]
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(tokens(), tokens())
+        loss = model.summed_loss(tokens(), tokens())
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -300,36 +287,36 @@ def test_it_stays_finite_with_large_keys_in_16_bits(tiny: Tiny, update: str) -> 
 def test_the_memory_is_in_float32_whatever_the_products_are(tiny: Tiny) -> None:
     model = model_of(tiny, "infini", 16)
     with seen_dtypes() as dtypes, torch.autocast("cpu", torch.bfloat16):
-        model.logits(tokens())
+        model(tokens())
     assert dtypes == {torch.float32}
 
 
 @contextmanager
 def seen_dtypes() -> Iterator[set[torch.dtype]]:
     dtypes: set[torch.dtype] = set()
-    found = compressive_memory._found
+    found = infini._found
 
-    def watched(features: Tensor, memory: compressive_memory.Memory) -> Tensor:
+    def watched(features: Tensor, memory: infini.Memory) -> Tensor:
         out = found(features, memory)
         dtypes.update(x.dtype for x in (features, *memory, out))
         return out
 
-    compressive_memory._found = watched
+    infini._found = watched
     try:
         yield dtypes
     finally:
-        compressive_memory._found = found
+        infini._found = found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_feature_is_positive_far_below_where_elu_plus_one_is_zero(dtype: torch.dtype) -> None:
     x = torch.tensor([-80.0, -20.0, -8.0, 0.0, 8.0], dtype=dtype)
     assert (elu(x) + 1 == 0).any()
-    assert (compressive_memory.feature(x) > 0).all()
+    assert (infini.feature(x) > 0).all()
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_what_is_found_does_not_depend_on_the_rows_beside_it(update: str) -> None:
     q, k, v = (x[:, None].expand(2, 3, *x.shape[1:]).contiguous() for x in inputs(torch.float32, 8))
-    alone = read_all(q[:1], k[:1], v[:1], spans(torch.zeros(1, 3, 8)), update)  # type: ignore[arg-type]
-    assert torch.equal(read_all(q, k, v, spans(torch.zeros(1, 3, 8)), update)[:1], alone)  # type: ignore[arg-type]
+    alone = read_all(q[:1], k[:1], v[:1], MemoryMasks.of(torch.zeros(1, 3, 8)), update)  # type: ignore[arg-type]
+    assert torch.equal(read_all(q, k, v, MemoryMasks.of(torch.zeros(1, 3, 8)), update)[:1], alone)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""Rows that grow: equal to rows put together anew, whoever appends, and seldom copied."""
+"""Rows that grow: equal to rows put together anew, and seldom copied."""
 
 import torch
 from torch import Tensor
 
-from model_check.models.kv_cache import STRIDE, Cached
+from model_check.model import CACHE_STRIDE, KVCache
 
 
 def some(num: int, seed: int = 0) -> Tensor:
@@ -11,28 +11,20 @@ def some(num: int, seed: int = 0) -> Tensor:
 
 
 def test_what_is_appended_stands_behind_what_was_there() -> None:
-    parts = [some(5), *(some(1, seed) for seed in range(2 * STRIDE)), some(3 * STRIDE), some(1)]
-    grown = Cached(parts[0])
-    for part in parts[1:]:
-        grown = grown.appended(part)
-    assert torch.equal(grown.rows, torch.cat(parts, dim=2))
-    assert grown.num == grown.rows.shape[2]
-
-
-def test_two_can_go_on_from_one() -> None:
-    shared = Cached(some(5)).appended(some(1))
-    first, second = shared.appended(some(2, seed=1)), shared.appended(some(2, seed=2))
-    again = first.appended(some(1, seed=3))
-    assert torch.equal(first.rows, torch.cat((some(5), some(1), some(2, seed=1)), dim=2))
-    assert torch.equal(second.rows, torch.cat((some(5), some(1), some(2, seed=2)), dim=2))
-    assert torch.equal(again.rows[:, :, -1:], some(1, seed=3))
-    assert shared.num == 6
+    nums = [5, *[1] * (2 * CACHE_STRIDE), 3 * CACHE_STRIDE, 1]
+    keys = [some(num, seed) for seed, num in enumerate(nums)]
+    values = [some(num, -seed) for seed, num in enumerate(nums)]
+    cache = KVCache()
+    for pair in zip(keys, values, strict=True):
+        found = cache.append(*pair)
+    assert torch.equal(found[0], torch.cat(keys, dim=2))
+    assert torch.equal(found[1], torch.cat(values, dim=2))
+    assert cache.num_tokens == sum(nums)
 
 
 def test_nothing_is_copied_while_there_is_room() -> None:
-    grown = Cached(some(5)).appended(some(1))
-    place = grown.rows.data_ptr()
-    for _ in range(STRIDE - 1):
-        grown = grown.appended(some(1))
-        assert grown.rows.data_ptr() == place
-    assert grown.appended(some(1)).appended(some(1)).rows.data_ptr() != place
+    cache = KVCache()
+    place = cache.append(some(5))[0].data_ptr()
+    for _ in range(CACHE_STRIDE):
+        assert cache.append(some(1))[0].data_ptr() == place
+    assert cache.append(some(1))[0].data_ptr() != place

@@ -31,8 +31,8 @@ from model_check.config.schema import (
 from model_check.config.shape import geometry
 from model_check.data.build.prepare import prepare
 from model_check.events import Done, decode
-from model_check.models.attention import BACKENDS
-from model_check.models.build_model import build_model
+from model_check.init import build_model
+from model_check.models.attention import backend
 from model_check.utils.worker_env import EVENTS_FD, TOKEN_CACHE
 from tests.deadline import DEADLINE_S
 
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 def kept_bytes(settings: Settings) -> int:
     """What autograd holds after a forward pass: weights' 16-bit copies and activations."""
     shape = geometry(settings.model, 257)
-    attend = BACKENDS[settings.model.attention_backend]
+    attend = backend(settings.model.attention_backend)
     model = build_model(settings, shape, attend, torch.device("cpu"))
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     held: dict[int, Tensor] = {}
@@ -59,7 +59,7 @@ def kept_bytes(settings: Settings) -> int:
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=half),
     ):
         documents = (torch.arange(batch.shape[1]) > 50).long().expand_as(batch)
-        model(batch, batch, documents if settings.data.document_masking else None)
+        model.summed_loss(batch, batch, documents if settings.data.document_masking else None)
     return sum(t.untyped_storage().nbytes() for place, t in held.items() if place not in own)
 
 
@@ -137,7 +137,7 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
     [
         ("training.grad_accum_nums=2",),
         # Of few tokens: a processor without products in 16 bits takes 100 times as long.
-        ("training.use_amp=true", "training.bf16_copies=true", "training.context_length=128"),
+        ("training.use_amp=true", "training.context_length=128"),
         pytest.param(
             (*TINY, "training.batch_size=4", "training.gradient_checkpointing=true"),
             marks=pytest.mark.slow,
@@ -147,7 +147,7 @@ def peak_of_a_worker(settings: Settings, directory: Path) -> int:
         pytest.param(("model.attention=infini",), marks=pytest.mark.slow),
         pytest.param((*TINY, "training.batch_size=8"), marks=pytest.mark.slow),
     ],
-    ids=["two micro-batches", "cast once", "recomputed", "documents", "eager", "infini", "tiny"],
+    ids=["two micro-batches", "bf16", "recomputed", "documents", "eager", "infini", "tiny"],
 )
 def test_a_worker_takes_about_what_is_estimated(
     tmp_path: Path, text: str, overrides: tuple[str, ...]

@@ -12,16 +12,16 @@ from model_check.config.schema import ModelSettings, RopeScaling, Settings, Trai
 from model_check.config.shape import geometry, hf_name
 from model_check.engine.optim import AdamW, clip_divisor
 from model_check.export import config_json
+from model_check.init import build_model, empty_model
+from model_check.model import Llama
 from model_check.models.attention import sdpa
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.build_model import build_model, empty_model
 
 Make = Callable[..., Settings]
 SCALING = RopeScaling(original_context_length=32)
 NUM_STEPS = 10
 
 
-def pair(settings: Settings) -> tuple[BasicLlama, LlamaForCausalLM]:
+def pair(settings: Settings) -> tuple[Llama, LlamaForCausalLM]:
     """The same weights in both, in float64; their norm, which computes in float32, made exact."""
     ours = build_model(settings, geometry(settings.model, 257), sdpa, torch.device("cpu")).double()
     config = LlamaConfig(**config_json(settings, 257, "float32"), attn_implementation="sdpa")
@@ -66,7 +66,7 @@ def test_ten_steps_of_adamw_equal_torch_on_their_model(
         batch = torch.randint(0, 257, (2, 33), generator=generator)
         inputs, targets = batch[:, :-1], batch[:, 1:]
         optimizer.zero_grad()
-        loss = ours(inputs, targets) / targets.numel()
+        loss = ours.summed_loss(inputs, targets) / targets.numel()
         loss.backward()
         norm = torch.nn.utils.get_total_norm(optimizer.gradients())
         optimizer.step(1e-3, torch.tensor(False), clip_divisor(norm.float(), 0.5))
@@ -98,7 +98,7 @@ def test_positions_beyond_8192_under_llama3_scaling_equal_theirs() -> None:
     ours, theirs = ours.float(), theirs.float()
     tokens = torch.randint(0, 257, (1, 9000), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        far = ours.logits(tokens)[0, 8192:]
+        far = ours(tokens)[0, 8192:]
         theirs_far = theirs(tokens, logits_to_keep=9000 - 8192).logits[0]
     assert (far - theirs_far).abs().max() <= 1e-4
 
@@ -109,8 +109,7 @@ def test_the_default_workload_has_the_documented_work_per_token() -> None:
     meta = torch.device("meta")
     with torch.device(meta):
         model = empty_model(settings, shape, sdpa, meta)
-        model.set_rope(torch.empty(8192, 128), torch.empty(8192, 128))
         tokens = torch.empty(1, 8192, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
-        model.logits(tokens).sum().backward()
+        model(tokens).sum().backward()
     assert counter.get_total_flops() / 8192 == 9_997_123_584

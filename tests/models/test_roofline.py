@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from model_check import model as model_module
 from model_check.config.gpu_models import gpu_model
 from model_check.config.roofline import plan_step
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import geometry
-from model_check.models import basic_llama
+from model_check.init import build_model
 from model_check.models.attention import sdpa
-from model_check.models.build_model import build_model
 
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::_scaled_dot_product")
 NORM_BYTES = 40
@@ -49,7 +49,7 @@ def moved(sizes: dict[str, int], num_layers: int, time: int) -> int:
     built = build_model(settings, geometry(model, 64), sdpa, torch.device("cpu"))
     tokens = torch.zeros(1, time, dtype=torch.long)
     with Moved() as count, torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = built(tokens, tokens)
+        loss = built.summed_loss(tokens, tokens)
         with torch.autocast("cpu", enabled=False):
             loss.backward()
     return sum(n for name, n in count.bytes.items() if not name.startswith(PRODUCTS))
@@ -67,7 +67,7 @@ def moved(sizes: dict[str, int], num_layers: int, time: int) -> int:
 def test_a_block_moves_what_its_plan_counts_within_five_percent(
     monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(basic_llama, "RmsNorm", lambda *_, **__: nn.Identity())
+    monkeypatch.setattr(model_module, "RMSNorm", lambda *_, **__: nn.Identity())
     counts = {(n, t): moved(sizes, n, t) for n in (1, 2) for t in (64, 128)}
     of_a_token = (counts[2, 128] - counts[1, 128] - counts[2, 64] + counts[1, 64]) / 64
     of_weights = counts[2, 64] - counts[1, 64] - 64 * of_a_token

@@ -6,9 +6,21 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from model_check.config.schema import RopeScaling
-from model_check.models.rope import inverse_frequencies, rope_tables, rotate
+from model_check.model import ModelArgs, Rope, rope_frequencies, rotate
 
 SCALINGS = [None, RopeScaling(), RopeScaling(factor=32.0, high_freq_factor=3.0)]
+
+
+def args(
+    head_dim: int, scaling: RopeScaling | None = None, theta: float = 500000.0, num: int = 50
+) -> ModelArgs:
+    return ModelArgs(
+        *(1, 4 * head_dim, 8, 4, 4, head_dim, 16),
+        tie_word_embeddings=False,
+        max_seq_len=num,
+        rope_theta=theta,
+        rope_scaling=scaling,
+    )
 
 
 def reference(head_dim: int, scaling: RopeScaling | None) -> LlamaRotaryEmbedding:
@@ -36,20 +48,20 @@ def reference(head_dim: int, scaling: RopeScaling | None) -> LlamaRotaryEmbeddin
 def test_frequencies_equal_those_of_transformers_bit_for_bit(
     head_dim: int, scaling: RopeScaling | None
 ) -> None:
-    ours = inverse_frequencies(head_dim, 500000.0, scaling)
+    ours = rope_frequencies(args(head_dim, scaling))
     assert torch.equal(ours, reference(head_dim, scaling).inv_freq)
 
 
 def test_tables_equal_those_of_transformers_beyond_the_original_context() -> None:
     scaling = RopeScaling(original_context_length=32)
-    cos, sin = rope_tables(inverse_frequencies(16, 500000.0, scaling), 100)
+    cos, sin = Rope.of(args(16, scaling, num=100))
     theirs = reference(16, scaling)(torch.zeros(1), torch.arange(100)[None])
     assert torch.equal(cos, theirs[0][0])
     assert torch.equal(sin, theirs[1][0])
 
 
 def test_scores_of_rotated_vectors_depend_on_the_distance_alone() -> None:
-    cos, sin = rope_tables(inverse_frequencies(16, 10000.0, None).double(), 50)
+    cos, sin = Rope.of(args(16, theta=10000.0))
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 16, dtype=torch.float64, generator=generator)
     queries = rotate(query.expand(50, 16), cos.double(), sin.double())
@@ -61,5 +73,5 @@ def test_scores_of_rotated_vectors_depend_on_the_distance_alone() -> None:
 
 
 def test_rotation_keeps_the_dtype_of_its_input() -> None:
-    cos, sin = rope_tables(inverse_frequencies(16, 10000.0, None), 8)
+    cos, sin = Rope.of(args(16, num=8))
     assert rotate(torch.ones(1, 1, 8, 16, dtype=torch.bfloat16), cos, sin).dtype == torch.bfloat16

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from model_check.errors import ConfigError
-from model_check.models.basic_llama import BasicLlama
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED, Llama
 from model_check.passkey import __main__ as passkey
 from model_check.passkey.task import (
     ARMS,
@@ -67,11 +66,11 @@ def test_every_arm_of_a_seed_reads_the_same_rows() -> None:
 def test_a_model_that_knows_has_one_and_one_that_guesses_a_tenth() -> None:
     settings = settings_of("full", 0, SHORT)
 
-    class Knows(BasicLlama):
+    class Knows(Llama):
         def __init__(self) -> None:
             torch.nn.Module.__init__(self)
 
-        def logits(self, tokens: torch.Tensor, documents: object = None) -> torch.Tensor:
+        def forward(self, tokens: torch.Tensor, documents: object = None) -> torch.Tensor:
             places = (tokens == MARK).int().argmax(1)
             answers = torch.zeros(*tokens.shape, 47)
             for row, place in enumerate(places.tolist()):
@@ -81,7 +80,7 @@ def test_a_model_that_knows_has_one_and_one_that_guesses_a_tenth() -> None:
             return answers
 
     class Guesses(Knows):
-        def logits(self, tokens: torch.Tensor, documents: object = None) -> torch.Tensor:
+        def forward(self, tokens: torch.Tensor, documents: object = None) -> torch.Tensor:
             return torch.zeros(*tokens.shape, 47)  # always 0
 
     grid = accuracies(Knows(), settings, 4)

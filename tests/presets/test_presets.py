@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.gpus.sizes import FULL_GIB, PRODUCTION, SISTERS
-from model_check.config.derived import segment_length, wants_copies
+from model_check.config.derived import segment_length
 from model_check.config.files import read_settings_file
 from model_check.config.load import PRESETS_DIR, Loaded, Request, load, preset_names
 from model_check.config.memory import estimate_memory
@@ -64,19 +64,11 @@ def test_pretraining_pays_for_adamw_once_in_64k_tokens_and_fits_an_80_gib_gpu() 
     training = settings.training
     assert training.batch_size * training.grad_accum_nums * training.context_length >= 65_536
     assert training.compile
-    assert wants_copies(settings)
     assert not settings.system.deterministic
     assert settings.model.num_layers == loaded("production", gpu=True).settings.model.num_layers
     estimate = estimate_memory(settings, "cuda")
     assert estimate.total < 0.81 * 79 * 2**30, estimate.describe()
     assert not loaded("pretrain", gpu=False).settings.training.compile
-
-
-@pytest.mark.parametrize("other", ["launch.mode=fsdp", "training.precision=fp16"])
-def test_pretraining_casts_once_a_step_where_that_can_act(other: str) -> None:
-    """What a preset leaves that cannot act is no error, and does nothing."""
-    request = Request(preset="pretrain", overrides=(other,))
-    assert not wants_copies(load(request, lambda: True).settings)
 
 
 def test_production_is_the_default_workload() -> None:

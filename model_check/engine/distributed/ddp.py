@@ -1,8 +1,9 @@
 """Each rank holds the whole model; torch's DDP sums their gradients."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from model_check.engine.distributed.peers import heeding_peers
 from model_check.engine.distributed.ranks import Ranks
+from model_check.model import Llama
 
 
 class Replicas(Ranks):
@@ -22,13 +24,13 @@ class Replicas(Ranks):
         self._module = None
         super().leave()
 
-    def join(self, model: nn.Module, device: torch.device) -> None:
+    def join(self, model: Llama, device: torch.device) -> None:
         # Weights and buffers are equal already: drawn with one seed, or read from one file.
         with warnings.catch_warnings():
             # torch 2.13 prefers another option for buffers, which 2.11 does not know.
             warnings.simplefilter("ignore", FutureWarning)
             ddp = nn.parallel.DistributedDataParallel(
-                model,
+                SummedLoss(model),
                 device_ids=[device.index] if device.type == "cuda" else None,
                 broadcast_buffers=False,
                 init_sync=False,
@@ -37,8 +39,8 @@ class Replicas(Ranks):
         ddp.register_comm_hook(None, self._sum_bucket)
         self._module = ddp
 
-    def called(self, model: nn.Module) -> nn.Module:
-        return model if self._module is None else self._module
+    def summed_loss(self, model: Llama) -> Callable[..., Tensor]:
+        return super().summed_loss(model) if self._module is None else self._module
 
     @contextmanager
     def reducing(self, is_last: bool) -> Iterator[None]:
@@ -68,3 +70,14 @@ class Replicas(Ranks):
 
         summed: torch.futures.Future[Tensor] = work.get_future().then(take)
         return summed
+
+
+class SummedLoss(nn.Module):
+    """DDP prepares the backward pass of what `forward` gives."""
+
+    def __init__(self, model: Llama) -> None:
+        super().__init__()
+        self._model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._model.summed_loss(*args, **kwargs)

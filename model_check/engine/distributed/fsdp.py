@@ -31,6 +31,7 @@ from model_check.engine.distributed.ranks import Limit, Ranks
 from model_check.engine.distributed.world import refuse_repeat
 from model_check.forensics.origin import Hook
 from model_check.forensics.shard import first_of, is_shared, own_values
+from model_check.model import Llama
 from model_check.utils.worker_env import RankEnv
 
 T = TypeVar("T")
@@ -84,16 +85,17 @@ class Shards(Ranks):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             module.set_custom_reduce_scatter(_Summing(self.note_own))
-        register_fsdp_forward_method(model, "scored")
+        for method in ("summed_loss", "loss_and_matches"):
+            register_fsdp_forward_method(model, method)
         model.to_empty(device="cpu" if settings.cpu_offload else self._device)
 
     def leave(self) -> None:
         self._model = None
         super().leave()
 
-    def called(self, model: nn.Module) -> nn.Module:
+    def summed_loss(self, model: Llama) -> Callable[..., Tensor]:
         self._local = []
-        return model
+        return super().summed_loss(model)
 
     def computing(self) -> AbstractContextManager[object]:
         return heeding_peers()

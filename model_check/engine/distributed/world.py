@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from model_check.engine.busy import Waited
 from model_check.errors import PeerLost
 from model_check.forensics.origin import Hook, hooked
+from model_check.model import Llama
 
 T = TypeVar("T")
 
@@ -74,12 +75,12 @@ class World:
     def shard(self, model: nn.Module, blocks: Sequence[nn.Module], dtype: torch.dtype) -> None:
         """Divide a model on device `meta` among the ranks. Its values are undefined then."""
 
-    def join(self, model: nn.Module, device: torch.device) -> None:
+    def join(self, model: Llama, device: torch.device) -> None:
         """From now on the gradients of `model` are those of all ranks."""
 
-    def called(self, model: nn.Module) -> nn.Module:
-        """What to call for the forward pass of `model`."""
-        return model
+    def summed_loss(self, model: Llama) -> Callable[..., Tensor]:
+        """What to call for `model.summed_loss` of a training step."""
+        return model.summed_loss
 
     def computing(self) -> AbstractContextManager[object]:
         """Around passes of no step, or of several micro-batches."""

@@ -1,6 +1,7 @@
 """How much of each head's output comes from the memory of Infini-attention."""
 
-from model_check.config.derived import segment_length
+from model_check.config.attention import KINDS
+from model_check.config.parameter import Group
 from model_check.config.schema import Settings
 from model_check.engine.schedule import learning_rate
 from model_check.utils.words import Say
@@ -41,14 +42,12 @@ def gate_reach(settings: Settings) -> float:
 
 def tell_limits(settings: Settings, say: Say) -> None:
     """A line where segments make no difference, or gates cannot leave the middle."""
-    length, context_length = segment_length(settings), settings.training.context_length
-    if length is not None and length >= context_length:
-        say(
-            f"warning: model.infini.segment_length = {length}: {context_length} tokens are one "
-            "segment, so this is full attention"
-        )
+    kind = KINDS[settings.model.attention]
+    if why := kind.same_as_full(settings):
+        say(f"warning: {why}, so this is full attention")
         return
-    if settings.model.attention != "infini" or (reach := gate_reach(settings)) >= REACH:
+    has_gates = any(row.group is Group.GATE for row in kind.parameters)
+    if not has_gates or (reach := gate_reach(settings)) >= REACH:
         return
     needed = settings.model.infini.gate_lr * REACH / reach
     say(

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_check.config.resume import differences, full
+from model_check.config.resume import begin_as_llama, differences, full
 from model_check.config.schema import ModelSettings, Settings
-from model_check.config.shape import EMBEDDING, Group, parameter
+from model_check.config.shape import EMBEDDING, parameter
 from model_check.data.read.manifest import LONGEST, TOKENIZER
 from model_check.engine.checkpoint import read_checkpoint, shapes, tokenizer_of
 from model_check.engine.run_context import RunContext
 from model_check.errors import ConfigError
 from model_check.forensics.scan import bad_parameters, largest
 from model_check.forensics.shard import fill
-from model_check.models.mismatch import mismatch
-from model_check.models.vocabulary import grown, growth
+from model_check.init import grown, growth, mismatch
 from model_check.utils.files import read_whole
 from model_check.utils.words import few
 
@@ -42,7 +41,7 @@ def take_initial_weights(model: nn.Module, settings: Settings, context: RunConte
         casts[whole.dtype, parameter.dtype] += 1
 
     if context.weights is not None:
-        from model_check.models.hf_import import load_weights  # safetensors, for these runs alone
+        from model_check.hf import load_weights  # safetensors, for these runs alone
 
         _refuse_other_directory(context.tokenizer, context.weights)
         place = context.weights
@@ -83,9 +82,9 @@ def _take_checkpoint(
     _refuse_other_tokenizer(tokenizer, tokenizer_of(saved, path, LONGEST), path)
     own = model.state_dict()
     weights = grown(saved["model"], own)
-    if saved["settings"]["model"].get("attention", "full") == "full":
+    if begin_as_llama(saved["settings"]["model"]):
         settings = full(settings)
-        own = {n: value for n, value in own.items() if parameter(n).group is not Group.GATE}
+        own = {n: value for n, value in own.items() if parameter(n).hf_name is not None}
     other = differences(saved["settings"]["model"], settings)
     if other := [each for each in other if each.key != "vocab_size"]:
         raise ConfigError(

@@ -19,8 +19,7 @@ from model_check.engine.sharded.manifest import Chunk, Manifest, TensorEntry, re
 from model_check.engine.sharded.parts import first_value, part_of
 from model_check.engine.sharded.sums import Part, sums_of
 from model_check.errors import CheckpointError
-from model_check.forensics.fingerprint import Fingerprint
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint import Fingerprint, fingerprint_for
 from model_check.forensics.scan import is_finite
 from model_check.utils.checkpoint_names import COMMON
 from model_check.utils.fingerprint import describe_flip, flipped

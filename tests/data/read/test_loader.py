@@ -15,7 +15,7 @@ from model_check.data.read.manifest import shard_name
 from model_check.data.read.token_cache import TokenCache
 from model_check.data.read.token_split import PADDING
 from model_check.errors import DataError
-from model_check.models.loss import IGNORED
+from model_check.model import IGNORED
 from tests.data.lab import WORDS, Lab
 from tests.data.numbers import END_ID, NumberText, number_cache
 

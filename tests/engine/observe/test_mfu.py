@@ -12,9 +12,8 @@ from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import Geometry, geometry
 from model_check.engine.observe.mfu import Utilisation, peak_flops
-from model_check.models.attention import BACKENDS
-from model_check.models.build_model import empty_model
-from model_check.models.rope import rope_tables
+from model_check.init import empty_model
+from model_check.models.attention import eager
 
 INFINI = [{"attention": "infini", "infini": {"update": update}} for update in ("linear", "delta")]
 DEFAULT = geometry(ModelSettings(), tokenizer_vocab_size=128256)
@@ -29,10 +28,9 @@ def test_the_default_workload_has_the_documented_flops() -> None:
 def counted(settings: Settings, shape: Geometry) -> int:
     """Of one forward and backward pass of one sequence, on the meta device."""
     meta, time = torch.device("meta"), settings.training.context_length
-    model = empty_model(settings, shape, BACKENDS["eager"], meta)
-    model.set_rope(*(t.to(meta) for t in rope_tables(torch.ones(shape.head_dim // 2), time)))
+    model = empty_model(settings, shape, eager, meta)
     with FlopCounterMode(display=False) as counter:
-        model.logits(torch.zeros(1, time, dtype=torch.long, device=meta)).sum().backward()
+        model(torch.zeros(1, time, dtype=torch.long, device=meta)).sum().backward()
     return counter.get_total_flops()
 
 

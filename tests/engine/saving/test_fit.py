@@ -20,7 +20,7 @@ from model_check.engine.sharded.shards import own_sums
 from model_check.engine.sharded.together import Together
 from model_check.engine.sharded.writing import write_shards
 from model_check.errors import EXIT_USAGE, CheckpointError
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint import fingerprint_for
 from model_check.utils.checkpoint_names import COMMON, MANIFEST
 from tests.engine.conftest import FakeSource, Run, make_run
 from tests.engine.saving.test_resume import flat, pop, put
@@ -469,7 +469,7 @@ def older(saved: dict[str, Any]) -> None:
     saved["loader"] = {"position": 4}
     del saved["model_cfg"]["attention"]
     del saved["optimizer"]["loss_scale"]
-    del saved["settings"]["launch"], saved["settings"]["training"]["bf16_copies"]
+    del saved["settings"]["launch"], saved["settings"]["training"]["compile"]
     saved["settings"]["training"]["gone_since"] = 7
 
 

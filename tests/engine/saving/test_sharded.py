@@ -39,8 +39,7 @@ from model_check.engine.sharded.together import Together
 from model_check.engine.sharded.writing import write_shards
 from model_check.engine.state import Resumable
 from model_check.errors import CheckpointError, ConfigError, DataError, StorageError
-from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint
-from model_check.forensics.fingerprint_kernel import fingerprint_for
+from model_check.forensics.fingerprint import Fingerprint, eager_fingerprint, fingerprint_for
 from model_check.generate.text_model import read_text_model
 from model_check.library import load_model
 from model_check.utils.checkpoint_names import MANIFEST, common_file, is_sharded

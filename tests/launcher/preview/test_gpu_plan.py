@@ -68,11 +68,20 @@ def test_settings_move_the_plan_as_they_move_a_step() -> None:
     assert ms("system.deterministic=false") < ms()
     assert ms("training.compile=true") < ms()
     assert ms("training.grad_accum_nums=8") < ms()
-    compiled = ("training.compile=true", "training.grad_accum_nums=4")
-    assert ms("training.bf16_copies=true", *compiled) < ms(*compiled)
     assert ms("training.gradient_checkpointing=true") > ms()
     assert ms("model.attention_backend=eager") > 1.4 * ms()
     assert ms("model.attention=local") < ms()
+
+
+def test_a_step_takes_as_long_as_the_host_needs_to_launch_its_kernels() -> None:
+    """The preset `train`: 736 launches were counted with these logits, 439 compiled."""
+    argv = ("--gpu-model", "H100", "--preset", "train", "model.vocab_size=4096")
+    step = document(*argv)["step"]
+    assert step["launches"] == pytest.approx(736, rel=0.01)
+    assert document(*argv, "training.compile=true")["step"]["launches"] == pytest.approx(439, 0.02)
+    assert step["ms"] == step["host_ms"] == pytest.approx(15 * step["launches"] / 1000)
+    assert "the host bounds it: about 732 kernel launches at 15 us take 11 ms, the " in plan(*argv)
+    assert "host bounds it" not in plan("--gpu-model", "H100", "--preset", "production")
 
 
 def test_products_of_few_rows_take_the_time_that_their_weights_take_to_move() -> None:
@@ -105,14 +114,6 @@ def test_a_name_may_be_spelt_as_people_spell_it(name: str) -> None:
         (["--dry-run", "--gpu-model", "banana"], "known are A100-40GB, A100"),
         (["--dry-run", "--gpu-model", ""], "--gpu-model '': no figures of such a GPU"),
         (["--dry-run", "--gpu-model", "H100", "--mode", "compare"], "one training"),
-        (
-            ["--dry-run", "--gpu-model", "B200", "model.attention_backend=flash_attn_3"],
-            "flash_attn_3 needs a Hopper GPU (9.0), not compute capability 10.0",
-        ),
-        (
-            ["--dry-run", "--gpu-model", "L40S", "model.attention_backend=flash_attn_4"],
-            "flash_attn_4 needs compute capability 9.0 or newer, not 8.9",
-        ),
         (["--gpu-model", "H100"], "with --dry-run it plans"),
         (["--dry-run", "--gpu-model", "H100", "--", "true"], "your own command"),
         (["--dry-run", "--gpu-model", "H100", "system.device=cpu"], "system.device is cpu"),

@@ -19,7 +19,7 @@ from tests.launcher.verdict.test_judge import LOSS, RECORD, ended
 
 GPU = {
     "dtype": "bfloat16",
-    "attention_backend": "flash_attn_2",
+    "attention_backend": "flash_attn",
     "flops_per_token": 1.2e9,
     "memory_bytes": 80 << 30,
     "fingerprints": "full, schema 1",
@@ -85,7 +85,7 @@ def test_two_gpus_say_work_memory_what_is_out_of_reach_and_the_bound() -> None:
     steps = {"GPU0": 100, "GPU1": 100}
     found = concluded(steps, GPU0=trained(100), GPU1=trained(100))
     assert last_lines(found) == [
-        "checked: 120 TFLOP a worker in bfloat16 with flash_attn_2 attention, "
+        "checked: 120 TFLOP a worker in bfloat16 with flash_attn attention, "
         "41.0 of 80.0 GiB of each GPU's memory",
         "not shown: links between GPUs, the rest of the memory, other kernels, "
         "faults that all workers share, errors in fewer than 3 of 100 steps (95 %)",
@@ -104,7 +104,7 @@ def test_the_same_in_numbers() -> None:
     assert (found.steps, found.compared_steps, found.max_rate) == (100, 99, 3 / 99)
     assert found.flops == 1.0e14
     assert (found.memory_touched_bytes, found.memory_bytes) == (41 << 30, 160 << 30)
-    assert (found.dtype, found.kernels) == ("bfloat16", ["flash_attn_2"])
+    assert (found.dtype, found.kernels) == ("bfloat16", ["flash_attn"])
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from model_check.engine import adamw_trial
-from model_check.engine.adamw_trial import choose_update, plain_adamw_
+from model_check import kernels
+from model_check.engine.kernels import choose_update
 from model_check.engine.optim import AdamW
+from model_check.kernels import plain_adamw_
 from tests.engine.test_optim import NO, TRAINING, YES, give_gradients, named, parameters, snapshot
 
 CPU, FUSED = torch.device("cpu"), torch._fused_adamw_
@@ -65,7 +66,7 @@ def test_values_that_nearly_cancel_raise_no_false_alarm(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Some weights of so many are all but undone by their update."""
-    monkeypatch.setattr(adamw_trial, "_SEED", seed)
+    monkeypatch.setattr(kernels, "_SEED", seed)
     assert choose_update(CPU)[1] is None
 
 
