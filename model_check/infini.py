@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from model_check.config.derived import segment_length
+from model_check.config.derived import attention_span
 from model_check.config.schema import Settings
 from model_check.model import Attention, AttentionInputs, KVCache, ModelArgs, Rope
 from model_check.models.attention import AttentionFn
@@ -40,7 +40,7 @@ class ChunkedAttention(Attention):
 
     @classmethod
     def of(cls, args: ModelArgs, attend: AttentionFn, settings: Settings) -> Attention:
-        return cls(args, attend, segment_length(settings) or args.max_seq_len)
+        return cls(args, attend, attention_span(settings))
 
     def inputs(self, rope: Rope, time: int, documents_BT: Tensor | None) -> AttentionInputs:
         """Of the chunks, [B * S, ...]."""
@@ -154,8 +154,7 @@ class InfiniAttention(ChunkedAttention):
 
     @classmethod
     def of(cls, args: ModelArgs, attend: AttentionFn, settings: Settings) -> Attention:
-        length = segment_length(settings) or args.max_seq_len
-        return cls(args, attend, length, settings.model.infini.update)
+        return cls(args, attend, attention_span(settings), settings.model.infini.update)
 
     def inputs(self, rope: Rope, time: int, documents_BT: Tensor | None) -> InfiniInputs:
         inputs = super().inputs(rope, time, documents_BT)
