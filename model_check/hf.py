@@ -72,9 +72,9 @@ class Found(NamedTuple):
     tensors: dict[str, Stored]
     """By transformers' names for a LlamaForCausalLM."""
     taken: str
-    """The file that was asked for them."""
+    """The file that was read."""
     others: tuple[str, ...]
-    """Which lie there, too, and were not."""
+    """The files of weights beside it that were not."""
 
 
 @torch.no_grad()
@@ -85,11 +85,11 @@ def load_weights(
     fill: Fill = Tensor.copy_,
     say: Say = lambda line: None,
 ) -> int:
-    """Fill `model` from a directory, or a file of safetensors, one tensor at a time, in the model's
-    own dtype. Where the model knows more tokens than that, see `init.with_rows`; returns its
-    number of them. `fill`: copies a whole tensor into a parameter, of which a part may lie here.
+    """Fills `model` from a directory, or a file of safetensors, one tensor at a time, in its own
+    dtype. Returns the number of tokens that these weights know; where the model knows more, see
+    `init.with_rows`. `fill` copies a whole tensor into a parameter, of which a part may lie here.
 
-    Raises ConfigError when it holds another geometry; the model is then as it was.
+    Raises ConfigError where they are the weights of another geometry; the model stays as it was.
     """
     found = find_weights(place)
     tensors = found.tensors
@@ -118,7 +118,7 @@ def load_weights(
 
 
 def sample_of(place: Path) -> str:
-    """A name of the weights in it, by the first row of each tensor: what is trained differs there,
+    """Returns a checksum of the first row of each tensor: weights that were trained differ there,
     and to read all of a large model would take minutes. Raises ConfigError."""
     checksum = 0
     for _, stored in sorted(find_weights(place).tensors.items()):
@@ -167,7 +167,7 @@ def _head_is_embedding(tensors: Mapping[str, Stored]) -> bool:
 
 
 def find_weights(place: Path) -> Found:
-    """In a directory, or in one file of safetensors. Raises ConfigError."""
+    """Finds the weights in a directory, or in one file of safetensors. Raises ConfigError."""
     if place.is_file():
         return Found(_named(_in_one(place)), place.name, ())
     here = [name for name in SETS if (place / name).is_file()]

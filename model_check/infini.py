@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from model_check.config.derived import segment_length
+from model_check.config.derived import attention_span
 from model_check.config.schema import Settings
 from model_check.model import Attention, AttentionInputs, KVCache, ModelArgs, Rope
 from model_check.models.attention import AttentionFn
@@ -40,10 +40,10 @@ class ChunkedAttention(Attention):
 
     @classmethod
     def of(cls, args: ModelArgs, attend: AttentionFn, settings: Settings) -> Attention:
-        return cls(args, attend, segment_length(settings) or args.max_seq_len)
+        return cls(args, attend, attention_span(settings))
 
     def inputs(self, rope: Rope, time: int, documents_BT: Tensor | None) -> AttentionInputs:
-        """Of the chunks, [B * S, ...]."""
+        """The chunks are the rows of these inputs, [B * S, ...]."""
         length = min(self.chunk_length, time)
         chunks = None if documents_BT is None else chunked_documents(documents_BT, length)
         return super().inputs(rope, length, chunks)
@@ -57,7 +57,7 @@ class ChunkedAttention(Attention):
     def mix_chunks(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs, batch: int
     ) -> Tensor:
-        """[B * S, H, L, D] from [B * S, heads, L, D]."""
+        """Mixes the values within each chunk: [B * S, H, L, D] from [B * S, heads, L, D]."""
         return super().mix(q, k, v, inputs)
 
     def mix_cached(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, rope: Rope) -> Tensor:
@@ -74,7 +74,7 @@ class ChunkedAttention(Attention):
     def mix_cached_chunk(
         self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, rope: Rope
     ) -> Tensor:
-        """As `mix_cached`, of positions of one chunk."""
+        """Does what `mix_cached` does, for positions of one chunk."""
         return super().mix_cached(q, k, v, cache, rope)
 
     def end_chunk(self, cache: KVCache) -> None:
@@ -108,7 +108,8 @@ class MemoryMasks(NamedTuple):
 
     @classmethod
     def of(cls, documents_BSL: Tensor) -> "MemoryMasks":
-        """For neighbours of equal number. One row of zeros serves a batch without documents."""
+        """A document is neighbours of equal number. One row of zeros serves a batch without
+        documents."""
         first, last = documents_BSL[:, :, 0], documents_BSL[:, :, -1]
         is_same = first[:, :, None] == last[:, None, :]
         is_begun = torch.zeros_like(first, dtype=torch.bool)
@@ -127,7 +128,7 @@ class InfiniInputs(AttentionInputs):
 
 
 class InfiniCache(KVCache):
-    """Of the chunk that is not full yet, and the memory of those before it."""
+    """Keys and values of the chunk that is not full yet, and the memory of those before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,8 +155,7 @@ class InfiniAttention(ChunkedAttention):
 
     @classmethod
     def of(cls, args: ModelArgs, attend: AttentionFn, settings: Settings) -> Attention:
-        length = segment_length(settings) or args.max_seq_len
-        return cls(args, attend, length, settings.model.infini.update)
+        return cls(args, attend, attention_span(settings), settings.model.infini.update)
 
     def inputs(self, rope: Rope, time: int, documents_BT: Tensor | None) -> InfiniInputs:
         inputs = super().inputs(rope, time, documents_BT)
@@ -206,8 +206,8 @@ class InfiniAttention(ChunkedAttention):
 
 
 def read_all(q: Tensor, k: Tensor, v: Tensor, masks: MemoryMasks, update: Update) -> Tensor:
-    """What every query finds of the chunks before its own. `q`: [B, S, H, L, D]; `k`, `v`: [B, S,
-    G, L, D], all without positions. Returns [B, S, H, L, D] in the memory's dtype."""
+    """Returns what every query finds of the chunks before its own, [B, S, H, L, D] in the memory's
+    dtype. `q`: [B, S, H, L, D]; `k`, `v`: [B, S, G, L, D], all without positions."""
     keys = feature(k) * masks.writes[:, :, None, :, None]
     before = masks.before.to(keys.dtype).expand(len(k), -1, -1)
     # A product with a triangle of ones is an exclusive sum over chunks. (torch.cumsum of a GPU is
@@ -222,7 +222,7 @@ def read_all(q: Tensor, k: Tensor, v: Tensor, masks: MemoryMasks, update: Update
 
 
 def read(q: Tensor, memory: Memory) -> Tensor:
-    """Equation 7. `q`: [..., H, L, D]; returns the same shape."""
+    """Returns what queries find in one memory, [..., H, L, D] like `q` (equation 7)."""
     queries = feature(q)
     num_groups = memory.weights.shape[-2]
     of_groups = queries.view(*q.shape[:-3], num_groups, -1, *q.shape[-2:])  # [..., G, R, L, D]
@@ -231,12 +231,12 @@ def read(q: Tensor, memory: Memory) -> Tensor:
 
 
 def write(k: Tensor, v: Tensor, memory: Memory, update: Update) -> Memory:
-    """The memory with one chunk more. `k`, `v`: [..., G, L, D]."""
+    """Returns the memory with one chunk more. `k`, `v`: [..., G, L, D]."""
     return _added(feature(k), v.to(memory.values.dtype), memory, update)
 
 
 def empty_memory(k: Tensor) -> Memory:
-    """For keys like `k`, [B, G, L, D]."""
+    """Returns a memory of nothing for keys like `k`, [B, G, L, D]."""
     weights = torch.zeros_like(k[:, :, 0], dtype=memory_dtype(k))
     return Memory(weights[..., None].expand(*k.shape[:2], -1, k.shape[3]).clone(), weights)
 

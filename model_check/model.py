@@ -68,7 +68,7 @@ class Linear(nn.Linear):
 
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
-        """As in Linear."""
+        """Leaves the weight as allocated, as Linear does."""
 
 
 class RMSNorm(nn.RMSNorm):
@@ -91,22 +91,22 @@ class Rope(NamedTuple):
 
     @classmethod
     def of(cls, args: ModelArgs) -> Self:
-        """For positions 0 to max_seq_len - 1. Computed on the CPU, bit for bit as transformers
-        does, so that every device gets the same bits."""
+        """Makes the tables of positions 0 to max_seq_len - 1, on the CPU and bit for bit as
+        transformers does: every device gets the same bits."""
         positions = torch.arange(args.max_seq_len, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, rope_frequencies(args))
         angles = torch.cat((angles, angles), dim=-1)
         return cls(angles.cos(), angles.sin())
 
     def rows(self, start: int, num: int) -> "Rope":
-        """Of positions `start` to `start + num - 1`. Raises ValueError beyond the tables."""
+        """Returns `num` rows from position `start` on. Raises ValueError beyond the tables."""
         if start + num > len(self.cos):
             raise ValueError(f"the rotary tables end with the context, {len(self.cos)} tokens")
         return Rope(self.cos[start : start + num], self.sin[start : start + num])
 
 
 def rope_frequencies(args: ModelArgs) -> Tensor:
-    """Radians per position of each pair, float32 [D / 2]."""
+    """Returns the angle per position of each pair, in radians, float32 [D / 2]."""
     exponents = torch.arange(0, args.head_dim, 2, dtype=torch.int64, device="cpu").float()
     frequencies = 1.0 / args.rope_theta ** (exponents / args.head_dim)
     scaling = args.rope_scaling
@@ -131,7 +131,7 @@ def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 
 
 def positions_within(documents_BT: Tensor) -> Tensor:
-    """int64 [B, T]: each position counted from the start of its document."""
+    """Counts each position from the start of its document, int64 [B, T]."""
     positions_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
     begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
@@ -144,9 +144,9 @@ class AttentionInputs:
     """What the attention of all blocks reads of a batch beside the activations."""
 
     rope: Rope
-    """[T, D], or of documents [B, 1, T, D]."""
+    """[T, D]; where documents are masked [B, 1, T, D]."""
     visible: Tensor | None
-    """bool [B, 1, T, T]: which position sees which; None: every earlier one."""
+    """bool [B, 1, T, T], which position sees which; None means every earlier one."""
 
 
 class KVCache:
@@ -198,8 +198,9 @@ class Attention(nn.Module):
         return cls(args, attend)
 
     def inputs(self, rope: Rope, time: int, documents_BT: Tensor | None) -> AttentionInputs:
-        """What the blocks share of a batch of T = `time`. Positions begin again in each of its
-        `documents`: neighbours of equal number, which see each other alone."""
+        """Computes once what all blocks read of a batch of T = `time`. Tokens of one document are
+        neighbours of equal number: positions begin again with each document, and its tokens see
+        each other alone."""
         if documents_BT is None:
             return AttentionInputs(rope.rows(0, time), None)
         positions = positions_within(documents_BT)[:, None]
@@ -214,21 +215,22 @@ class Attention(nn.Module):
         return out_BTE
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """[B, H, T, D] from queries [B, H, T, D] and keys and values [B, G, T, D]."""
+        """Mixes the values: [B, H, T, D] from queries [B, H, T, D] and keys and values
+        [B, G, T, D], none of them rotated yet."""
         return self.attend(rotate(q, *inputs.rope), rotate(k, *inputs.rope), v, inputs.visible)
 
     def new_cache(self) -> KVCache:
         return KVCache()
 
     def decode(self, x_BTE: Tensor, cache: KVCache, rope: Rope) -> Tensor:
-        """The output for T positions behind those in `cache`, to which they are appended. Raises
-        ValueError where the rotary tables end."""
+        """Appends T positions to `cache` and returns their output, [B, T, E]. Raises ValueError
+        where the rotary tables end."""
         out_BHTD = self.mix_cached(*self._heads(x_BTE), cache, rope)
         out_BTE: Tensor = self.wo(out_BHTD.transpose(1, 2).flatten(2))
         return out_BTE
 
     def mix_cached(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, rope: Rope) -> Tensor:
-        """As `mix`, of the next positions alone."""
+        """Does what `mix` does for the next positions alone, and appends them to `cache`."""
         rotated = rotate(torch.cat((q, k), dim=1), *rope.rows(cache.num_tokens, q.shape[2]))
         q, k = rotated.tensor_split((q.shape[1],), dim=1)
         return attend_cached(q, *cache.append(k, v))
@@ -272,7 +274,7 @@ class Block(nn.Module):
         return out_BTE
 
     def decode(self, x_BTE: Tensor, cache: KVCache, rope: Rope) -> Tensor:
-        """As Attention.decode."""
+        """Returns [B, T, E]; see Attention.decode."""
         x_BTE = x_BTE + self.attention.decode(self.attention_norm(x_BTE), cache, rope)
         out_BTE: Tensor = x_BTE + self.feed_forward(self.ffn_norm(x_BTE))
         return out_BTE
@@ -286,7 +288,7 @@ class Llama(nn.Module):
     rope_sin: Tensor
 
     def __init__(self, args: ModelArgs, make_attention: Callable[[], Attention]) -> None:
-        """`make_attention`: makes that of one block. All weights are as allocated."""
+        """`make_attention` makes the attention of one block. All weights are as allocated."""
         super().__init__()
         self.args = args
         self.tok_embed = Embedding(args.vocab_size, args.hidden_size)
@@ -338,7 +340,7 @@ class Llama(nn.Module):
     def loss_and_matches(
         self, tokens_BT: Tensor, targets_BT: Tensor, documents_BT: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The summed loss; and bool [B, T]: whether each target is the likeliest token."""
+        """Returns the summed loss, and bool [B, T]: whether each target is the likeliest token."""
         hidden_BTE = self.hidden(tokens_BT, documents_BT)
         total: Tensor = self.loss(hidden_BTE, self.head_weight, targets_BT)
         return total, self.loss.argmax_matches(hidden_BTE, self.head_weight, targets_BT)
@@ -349,8 +351,8 @@ class Llama(nn.Module):
         documents_BT: Tensor | None = None,
         observers: Sequence[Observer] = (),
     ) -> Tensor:
-        """[B, T, E]: what the head reads. `observers` are called with what flows between blocks:
-        the embedding's output, each block's, the last norm's."""
+        """Returns what the head reads, [B, T, E]. `observers` are called with what flows between
+        blocks: the output of the embedding, of each block and of the last norm."""
         rope = Rope(self.rope_cos, self.rope_sin)
         inputs = self.layers[0].attention.inputs(rope, tokens_BT.shape[1], documents_BT)  # type: ignore[union-attr,operator]
         x_BTE = _observed(self.tok_embed(tokens_BT), observers)
@@ -366,16 +368,16 @@ class Llama(nn.Module):
         return _observed(self.norm(x_BTE), observers)
 
     def new_caches(self) -> list[KVCache]:
-        """Those of a text of which nothing was read, one a block."""
+        """Returns empty caches, one per block."""
         return [block.attention.new_cache() for block in self.layers]  # type: ignore[union-attr,operator]
 
     @torch.no_grad()
     def decode(
         self, tokens_BT: Tensor, caches: Sequence[KVCache], *, only_last: bool = False
     ) -> Tensor:
-        """Logits [B, T, V] of the tokens that follow those in `caches`, to which they are appended;
-        one document a row. `only_last`: the last token's logits alone, [B, 1, V]. Raises ValueError
-        where the rotary tables end.
+        """Appends tokens to `caches`, one document per row, and returns their logits [B, T, V];
+        `only_last`: those of the last token alone, [B, 1, V]. Raises ValueError where the rotary
+        tables end.
         """
         rope = Rope(self.rope_cos, self.rope_sin)
         parts: list[Tensor] = []

@@ -29,9 +29,9 @@ class AttentionKind:
     parameters: tuple[Parameter, ...] = ()
     """What a block has beside the four matrices, by names within the block."""
 
-    def span(self, settings: "Settings") -> int | None:
-        """Tokens that attention reads at once; None: all of a sequence."""
-        return None
+    def span(self, settings: "Settings") -> int:
+        """Tokens that attention reads at once."""
+        return settings.training.context_length
 
     def flops(self, settings: "Settings", shape: "Geometry") -> int:
         """Of a token, forward and backward pass of all blocks, beside projections and scores."""

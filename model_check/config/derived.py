@@ -34,8 +34,8 @@ def num_micro_batches(settings: Settings, num_ranks: int = 1) -> int:
     return training.grad_accum_nums
 
 
-def segment_length(settings: Settings) -> int | None:
-    """Tokens that attention reads at once; None: all of a sequence."""
+def attention_span(settings: Settings) -> int:
+    """Tokens that attention reads at once."""
     return KINDS[settings.model.attention].span(settings)
 
 

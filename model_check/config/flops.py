@@ -12,7 +12,7 @@ Work that is done twice (checkpointing) counts once. There are two conventions, 
 from msgspec import Struct
 
 from model_check.config.attention import KINDS
-from model_check.config.derived import segment_length
+from model_check.config.derived import attention_span
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 
@@ -27,6 +27,6 @@ class FlopsPerToken(Struct, frozen=True):
 def flops_per_token(settings: Settings, shape: Geometry) -> FlopsPerToken:
     """9.997e9 and 9.192e9 for the default geometry and context."""
     products = 6 * shape.num_multiplied + KINDS[shape.attention].flops(settings, shape)
-    span = segment_length(settings) or settings.training.context_length
+    span = attention_span(settings)
     attention = 12 * shape.num_layers * shape.query_width * span
     return FlopsPerToken(full=products + attention, causal=products + attention / 2)

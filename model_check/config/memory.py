@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from model_check.config.attention import KINDS
 from model_check.config.derived import (
+    attention_span,
     loss_chunk_rows,
     num_micro_batches,
     precision,
-    segment_length,
 )
 from model_check.config.prepared_dir import prepared_directory
 from model_check.config.schema import Settings
@@ -250,7 +250,7 @@ def _scores(settings: Settings, shape: Geometry, device: str) -> int:
     keys and values once for each query head. On a GPU autocast's softmax is in float32."""
     if settings.model.attention_backend != "eager":
         return 0
-    span = segment_length(settings) or settings.training.context_length
+    span = attention_span(settings)
     width = _product_bytes(settings)
     probability = width + _FLOAT32 if width == _HALF and device == "cuda" else width
     of_a_row = shape.num_heads * span * probability + _repeated(settings, shape)
@@ -264,7 +264,7 @@ def _written_out(settings: Settings, shape: Geometry, device: str) -> int:
     in_float32 = device == "cuda" and _product_bytes(settings) == _FLOAT32
     if settings.model.attention_backend == "eager" or not (masked or in_float32):
         return 0
-    span = segment_length(settings) or settings.training.context_length
+    span = attention_span(settings)
     mask = span * _product_bytes(settings) if masked else 0
     return _rows(settings) * (_repeated(settings, shape) + mask)
 
@@ -299,6 +299,6 @@ def _backward(settings: Settings, shape: Geometry) -> int:
     attention by probabilities and scores, with a copy (measured on a CPU)."""
     inner = 4 * shape.intermediate_size * _product_bytes(settings)
     if settings.model.attention_backend == "eager":
-        span = segment_length(settings) or settings.training.context_length
+        span = attention_span(settings)
         inner = max(inner, 3 * shape.num_heads * span * _FLOAT32)
     return _rows(settings) * (inner + 3 * shape.hidden_size * _FLOAT32)

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from model_check.config.attention import KINDS
 from model_check.config.derived import (
+    attention_span,
     is_check,
     loss_chunk_rows,
     num_micro_batches,
     precision,
-    segment_length,
 )
 from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.gpu_models import GpuModel
@@ -183,7 +183,7 @@ class _Sizes:
 
     def _attention(self) -> Operator:
         """Causal: a forward pass has 2 products, a backward pass 5."""
-        span = segment_length(self.settings) or self.settings.training.context_length
+        span = attention_span(self.settings)
         one = self.tokens * self.shape.num_layers * self.shape.query_width * span
         if self.attention == "eager":
             return self._scores(one, span)

@@ -16,7 +16,7 @@ from model_check.config.backends import (
     backend_conflict,
     backend_refusal,
 )
-from model_check.config.derived import segment_length
+from model_check.config.derived import attention_span
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine.rng import kept_rng
@@ -175,7 +175,7 @@ def choose_kernels(
         settings.training.compile,
         shape.head_dim,
     )
-    time = segment_length(settings) or settings.training.context_length
+    time = attention_span(settings)
     tried = AttentionShape(shape.num_heads, shape.num_kv_heads, shape.head_dim, time)
     name = settings.model.attention_backend
     candidates = described_candidates(name, needs)

@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from model_check.config.attention import AttentionName
+from model_check.config.attention import KINDS, AttentionName
 from model_check.config.fields import full_name
 from model_check.config.inert import nobody_gave
 from model_check.config.load import Request, load
@@ -153,9 +153,7 @@ def train_and_test(arm: str, seed: int, overrides: Sequence[str], num_rows: int)
     grid = accuracies(trainer.state.model, settings, num_rows)
     seconds = time.monotonic() - began
     loss = float("nan") if meter.loss_last is None else meter.loss_last
-    context_length = settings.training.context_length
-    length = settings.model.infini.segment_length or -(-context_length // 4)
-    crossed = by_segments(grid, context_length, length)
+    crossed = by_segments(grid, settings.training.context_length, KINDS["local"].span(settings))
     return Result(arm, seed, loss, by_depth(grid), crossed, round(seconds, 1))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.gpus.sizes import FULL_GIB, PRODUCTION, SISTERS
-from model_check.config.derived import segment_length
+from model_check.config.derived import attention_span
 from model_check.config.files import read_settings_file
 from model_check.config.load import PRESETS_DIR, Loaded, Request, load, preset_names
 from model_check.config.memory import estimate_memory
@@ -95,7 +95,7 @@ def test_each_size_fits_the_smallest_gpu_that_it_is_for(preset: str, total_gib: 
 def test_infini_tiny_has_sixteen_segments_and_gates_that_can_open() -> None:
     settings = loaded("infini-tiny", gpu=False).settings
     assert settings.model.attention == "infini"
-    assert settings.training.context_length == 16 * (segment_length(settings) or 0)
+    assert settings.training.context_length == 16 * attention_span(settings)
     assert gate_reach(settings) >= REACH
     full = load(Request("infini-tiny", overrides=("model.attention=full",)), lambda: False)
     assert full.notes == ()

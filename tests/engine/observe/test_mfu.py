@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model_check.config.derived import segment_length
+from model_check.config.derived import attention_span
 from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import Geometry, geometry
@@ -40,7 +40,7 @@ def beyond(settings: Settings, shape: Geometry) -> int:
     segment have no gradient of."""
     if shape.attention != "infini":
         return 0
-    time, length = settings.training.context_length, segment_length(settings) or 1
+    time, length = settings.training.context_length, attention_span(settings)
     segments = time // length
     heads, groups, width = shape.num_heads, shape.num_kv_heads, shape.head_dim
     divisors = 6 * time * heads * width
