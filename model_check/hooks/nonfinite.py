@@ -182,16 +182,14 @@ class NonFiniteHandler(Hook):
         alone."""
         if not self._context.world.is_sharded:
             return []
-        names = list(self._state.optimizer.named)
-        noted = [names[number] for number in bad_norms(metrics)]
-        return [name for name in noted if name not in {tensor.name for tensor in own}]
+        known = {tensor.name for tensor in own}
+        return [name for name in bad_norms(self._state.optimizer, metrics) if name not in known]
 
     def _names(self, bad: BadStep, metrics: StepMetrics) -> list[str]:
         """Names the parameters that are not finite, or whose gradients are not."""
         if bad.gradients:
             return [tensor.name for tensor in bad.gradients]
-        names = [n for n, p in self._state.optimizer.named.items() if p.grad is not None]
-        noted = [names[number] for number in bad_norms(metrics)]
+        noted = bad_norms(self._state.optimizer, metrics)
         return noted or [tensor.name for tensor in bad.parameters]
 
     def _repeat(self, bad: BadStep, metrics: StepMetrics) -> tuple[BadStep, Found | None]:

@@ -37,7 +37,7 @@ def noted_origin(
     if not math.isfinite(own_loss) and (site is None or not site.is_forward):
         return _of_loss(own_loss)
     if site is None:
-        return _noted_gradient(optimizer, bad_norms(metrics))
+        return _noted_gradient(optimizer, bad_norms(optimizer, metrics))
     return Origin(
         direction="forward" if site.is_forward else "backward",
         module=site.made_by,
@@ -50,10 +50,12 @@ def noted_origin(
     )
 
 
-def bad_norms(metrics: StepMetrics) -> list[int]:
-    """The numbers of the gradients whose norms were not finite."""
-    norms = metrics.result.grad_norms.tolist()
-    return [number for number, norm in enumerate(norms) if not math.isfinite(norm)]
+def bad_norms(optimizer: AdamW, metrics: StepMetrics) -> list[str]:
+    """Names the parameters whose gradients' norms were not finite, in the order of the model."""
+    norms, names = metrics.result.grad_norms.tolist(), list(optimizer.named)
+    if len(norms) < len(names):
+        names = [name for name, p in optimizer.named.items() if p.grad is not None]
+    return [name for name, norm in zip(names, norms, strict=False) if not math.isfinite(norm)]
 
 
 def bad_state(model: nn.Module, optimizer: AdamW) -> Found | None:
@@ -96,12 +98,11 @@ def _of_loss(loss: float) -> Origin:
     return origin_of("forward", LOSS, BadTensor(OUTPUT, (), *kinds, ()))
 
 
-def _noted_gradient(optimizer: AdamW, numbers: list[int]) -> Origin | None:
+def _noted_gradient(optimizer: AdamW, names: list[str]) -> Origin | None:
     """The gradient that was computed first: the backward pass ends with the model's beginning."""
-    named = [(name, p) for name, p in optimizer.named.items() if p.grad is not None]
-    if not numbers:
+    if not names:
         return None
-    name, parameter = named[numbers[-1]]
+    name, parameter = names[-1], optimizer.named[names[-1]]
     assert parameter.grad is not None
     if not is_finite(parameter.grad):
         return of_gradient(name, parameter.grad).origin
