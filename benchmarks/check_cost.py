@@ -54,10 +54,10 @@ class Checks(NamedTuple):
 
 def ways(made: TrainingRun) -> dict[str, Checks]:
     model, optimizer, whole = made.state.model, made.state.optimizer, made.trainer.context
-    full = whole.looker
+    full = whole.update_watcher
     assert isinstance(full, Fingerprints)
     off = Fingerprints(model, optimizer, full._fingerprint, last_step=-1, budget_bytes=0.0)
-    plain = replace(whole, watchers=(), looker=off)
+    plain = replace(whole, watchers=(), update_watcher=off)
     return {
         "plain": Checks(plain, off, None),
         "watch": Checks(replace(plain, watchers=(SiteMonitor(model),)), off, None),

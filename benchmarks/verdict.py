@@ -196,7 +196,7 @@ def world(precision: str, budget: str) -> World:
         site_bytes=4 * 2 * 2 * 16 * 32,
     )
     prints.act = _nothing
-    context = replace(trainer.trainer.context, watchers=(prints,), looker=prints)
+    context = replace(trainer.trainer.context, watchers=(prints,), update_watcher=prints)
     stream = FakeSource().batches()
     data = [gather(stream, step, 2, context.device) for step in range(NUM_STEPS)]
     made = World(trainer, context, prints, data)

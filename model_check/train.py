@@ -13,7 +13,7 @@ from torch import Tensor
 from model_check.data.read.loader import Batch
 from model_check.engine.busy import Busy
 from model_check.engine.distributed.world import ALONE, World, refuse_repeat
-from model_check.engine.optim import AdamW, Looker, clip_divisor, total_norm
+from model_check.engine.optim import AdamW, UpdateWatcher, clip_divisor, total_norm
 from model_check.engine.results import AsyncMetrics, OwnShare, StepData, StepMetrics, StepResult
 from model_check.hooks.hook import Hook
 from model_check.model import IGNORED, Llama
@@ -50,8 +50,8 @@ class StepContext:
     max_grad_norm: float | None = None
     world: World = ALONE
     watchers: Sequence[Watcher] = ()
-    looker: Looker | None = None
-    """Looks at each block of an update, before and after it."""
+    update_watcher: UpdateWatcher | None = None
+    """Sees each block of an update, before and after it."""
 
     def forward_context(self) -> AbstractContextManager[object]:
         """Autocast, which casts each weight once until it ends: none may change inside."""
@@ -185,7 +185,7 @@ def train_step(
     divisor = clip_divisor(grad_norm, context.max_grad_norm)
     if used is not None:
         divisor = used if divisor is None else used * divisor
-    optimizer.step(lr, bad, divisor, skip=overflow, looker=context.looker)
+    optimizer.step(lr, bad, divisor, skip=overflow, update_watcher=context.update_watcher)
     if scale is not None and overflow is not None:
         scale.count(~overflow & (optimizer.refusing == 0))
         overflow = overflow & ~bad

@@ -270,7 +270,7 @@ def _make_step_context(state: TrainingState, dtype: torch.dtype, checks: Checks)
         state.settings.training.max_grad_norm,
         state.context.world,
         watchers=(checks.monitor, checks.fingerprints),
-        looker=checks.fingerprints,
+        update_watcher=checks.fingerprints,
     )
 
 

@@ -67,8 +67,8 @@ class Block:
         return [part.of(owner.grad) for part, owner in pairs]  # type: ignore[arg-type]
 
 
-class Looker(Protocol):
-    """Looks at each block of an update, by its number."""
+class UpdateWatcher(Protocol):
+    """Watches an update block by block, each by its number."""
 
     def before(self, number: int, gradients: Sequence[Tensor]) -> None: ...
 
@@ -168,10 +168,10 @@ class AdamW:
         bad: Tensor,
         grad_divisor: Tensor | None,
         skip: Tensor | None = None,
-        looker: Looker | None = None,
+        update_watcher: UpdateWatcher | None = None,
     ) -> None:
         """Update with gradients / `grad_divisor`, unless `bad` (a bool scalar) is or was true, or
-        `skip` is; block by block, between the looks of `looker`.
+        `skip` is; block by block, each seen by `update_watcher` before and after.
 
         All of them stay on the device. `.grad` holds the divided gradients afterwards, or the
         gradients as they were where the step was refused.
@@ -185,11 +185,11 @@ class AdamW:
         self.num_steps += 1 - gate
         for number, block in enumerate(self.blocks):
             gradients = block.gradients()
-            if looker is not None:
-                looker.before(number, gradients)
+            if update_watcher is not None:
+                update_watcher.before(number, gradients)
             self._update(block, gradients, lr, grad_divisor, gate)
-            if looker is not None:
-                looker.after(number)
+            if update_watcher is not None:
+                update_watcher.after(number)
 
     def state_dict(self) -> dict[str, Any]:
         """In the form of torch.optim.AdamW: moments and step by the parameter's number."""

@@ -155,8 +155,8 @@ class Checksums(Hook):
         state_check: StateCheck,
         audit_interval: int | None,
     ) -> None:
-        """`fingerprints`: a watcher of `context`, and its looker. `audit_interval`: see `_audited`;
-        None: never."""
+        """`fingerprints`: among the watchers of `context`, and its update_watcher.
+        `audit_interval`: steps from one audit to the next, see `_audited`; None: there is none."""
         self._context, self._fingerprints, self._log = context, fingerprints, log
         self._state_check, self._audit_interval = state_check, audit_interval
         self._audit: ChecksumVector | None = None

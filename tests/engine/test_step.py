@@ -148,7 +148,7 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attent
     monitor, log = SiteMonitor(model), ChecksumLog()
     watchers = (monitor, fingerprints)
     context = StepContext(
-        model, optimizer, device, dtype, 1.0, watchers=watchers, looker=fingerprints
+        model, optimizer, device, dtype, 1.0, watchers=watchers, update_watcher=fingerprints
     )
     checksums = Checksums(context, fingerprints, log, run.hook(StateCheck), None)
     gates_of = GateLog(optimizer)
