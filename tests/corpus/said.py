@@ -42,8 +42,10 @@ def _said(names: Sequence[str], place: Path, *options: str) -> dict[str, str]:
         lines.append(f"exit code {exit_code}\n")
         said = {path.name: path.read_text() for path in place.iterdir() if path.name in SAID}
         said["said.txt"] = "\n".join(lines)
-        return {file: without_style(t.replace(directory, DIRECTORY)) for file, t in said.items()}
+        plain = {file: without_style(text) for file, text in said.items()}
+        return {file: text.replace(directory, DIRECTORY) for file, text in plain.items()}
 
 
 def without_style(text: str) -> str:
-    return text.replace(STYLE.read_text(), "")
+    """And without the places where a long word may break: they depend on a directory's name."""
+    return text.replace(STYLE.read_text(), "").replace("<wbr>", "")
