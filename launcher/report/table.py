@@ -14,12 +14,8 @@ _GAPS = (3, 2, 1)
 
 
 def table(workers: Sequence[WorkerResult]) -> list[str]:
-    """The lines of the closing table, without a prefix; they fit a terminal of 80 columns.
-    A column of which nothing is known (a foreign command trains no steps) is left out."""
-    rows = [row(worker) for worker in workers]
-    every = zip(COLUMNS, *rows, strict=True)
-    columns = [cells for cells in every if {*cells[1:]} - {_UNKNOWN, "0"}]
-    head, *lines = aligned([*zip(*columns, strict=True)], _NUM_LEFT, _WIDTH)
+    """The lines of the closing table, without a prefix; they fit a terminal of 80 columns."""
+    head, *lines = aligned([*zip(*columns(workers), strict=True)], _NUM_LEFT, _WIDTH)
     return [head, "─" * max(map(len, [head, *lines])), *lines]
 
 
@@ -32,8 +28,15 @@ def aligned(rows: Sequence[Sequence[str]], num_left: int, max_width: int) -> lis
     return [_line(cells, widths, num_left, gap) for cells in rows]
 
 
+def columns(workers: Sequence[WorkerResult]) -> list[tuple[str, ...]]:
+    """Title and cells of each column, as the terminal and the page show them. One of which nothing
+    is known (a foreign command trains no steps) is left out."""
+    every = zip(COLUMNS, *map(row, workers), strict=True)
+    return [cells for cells in every if {*cells[1:]} - {_UNKNOWN, "0"}]
+
+
 def row(worker: WorkerResult) -> tuple[str, ...]:
-    """One worker's cells, as the table and the page show them."""
+    """One worker's cells."""
     peak_bytes = worker.peak_memory_bytes
     return (
         worker.name,

@@ -44,9 +44,10 @@ def keep(name: str) -> None:
 
 
 def without_machine(text: str) -> str:
+    text = without_style(text)
     for own, other in NAMES.items():
         text = text.replace(own, other)
-    return without_style(text)
+    return text
 
 
 def keep_fleet() -> None:

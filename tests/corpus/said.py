@@ -31,19 +31,25 @@ def say_of_fleet() -> dict[str, str]:
     return _said(OF_FLEET, Path("fleet"), "--output", "fleet")
 
 
-def _said(names: Sequence[str], place: Path, *options: str) -> dict[str, str]:
+def make_again(names: Sequence[str], directory: Path, *options: str) -> list[str]:
+    """These runs in this directory, with reports that are made now; the lines and the exit code."""
     lines: list[str] = []
+    for name in names:
+        shutil.copytree(RUNS / name, directory / name, ignore=shutil.ignore_patterns(*SAID))
+    runs = [str(directory / name) for name in names]
+    exit_code = rebuild([*runs, *options], lines.append, lines.append)
+    return [*lines, f"exit code {exit_code}\n"]
+
+
+def _said(names: Sequence[str], place: Path, *options: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as directory, chdir(directory):
-        for name in names:
-            without = shutil.ignore_patterns(*SAID)
-            shutil.copytree(RUNS / name, name, ignore=without)
-        runs = [str(Path(directory, name)) for name in names]
-        exit_code = rebuild([*runs, *options], lines.append, lines.append)
-        lines.append(f"exit code {exit_code}\n")
+        lines = make_again(names, Path(directory), *options)
         said = {path.name: path.read_text() for path in place.iterdir() if path.name in SAID}
         said["said.txt"] = "\n".join(lines)
-        return {file: without_style(t.replace(directory, DIRECTORY)) for file, t in said.items()}
+        plain = {file: without_style(text) for file, text in said.items()}
+        return {file: text.replace(directory, DIRECTORY) for file, text in plain.items()}
 
 
 def without_style(text: str) -> str:
-    return text.replace(STYLE.read_text(), "")
+    """And without the places where a long word may break: they depend on a directory's name."""
+    return text.replace(STYLE.read_text(), "").replace("<wbr>", "")

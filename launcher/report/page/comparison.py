@@ -1,16 +1,19 @@
 """The page of a comparison: arms side by side, and links to the page of each training. Pure."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
+from launcher.report.page.axes import of_steps
 from launcher.report.page.chart import Figure, Line, lines
-from launcher.report.page.render import rendered
+from launcher.report.page.render import Link, rendered
 from launcher.report.table import number
 from launcher.verdict.comparison import Arm, ComparisonResult, Gates, Spread, is_loss
 from launcher.verdict.curves import Extent, Series
 from model_check.config.fields import setting_text
+from model_check.utils.project_files import PROGRAM
 from model_check.utils.words import listed
 
 _FIGURES = {
@@ -45,7 +48,7 @@ def comparison_page(result: ComparisonResult, curves: Sequence[TrialCurves]) -> 
         title=f"{result.verdict}: {listed(names)} on {result.run.get('host', '')}",
         verdict=result.verdict,
         answers=list(_answers(result)),
-        columns=["", *names, *(f"{name} beside {first}" for name in names[1:])],
+        columns=["figure", *names, *(f"{name} beside {first}" for name in names[1:])],
         side_by_side=[_figure_row(name, arms) for name in figure_names],
         first=first,
         num_seeds=len(result.seeds),
@@ -54,18 +57,18 @@ def comparison_page(result: ComparisonResult, curves: Sequence[TrialCurves]) -> 
         curves=list(_curves(result, curves)),
         gates=[_gates(arm, each) for arm in arms for each in arm.gates],
         trainings=list(_trainings(result)),
+        command=f"{PROGRAM} {shlex.join(result.run['command'])}",
     )
 
 
 def _answers(result: ComparisonResult) -> Iterator[tuple[str, Any]]:
     run = result.run
-    yield "what", result.summary
     yield "do now", result.do_now
+    yield "what", result.summary
     yield "seeds", ", ".join(map(str, result.seeds))
     yield "preset", f"{run['preset']}, {run['device']}"
     yield "note", tuple(result.notes)
     yield "started", run["started_at"]
-    yield "command", " ".join(run["command"])
     yield "exit code", str(result.exit_code)
 
 
@@ -90,13 +93,13 @@ def _curves(result: ComparisonResult, curves: Sequence[TrialCurves]) -> Iterator
     """A line for each arm."""
     steps = max((round(at) for c in curves for at, _, _ in c.loss.points()), default=0)
     num = len(result.seeds)
-    about = "" if num == 1 else f"mean of {num} seeds"
+    about = "by step" if num == 1 else f"by step, mean of {num} seeds"
     arms = _by_arm(curves)
     loss = {name: _mean([each.loss for each in own]) for name, own in arms.items()}
     rate = {name: _mean([each.tokens_per_s for each in own]) for name, own in arms.items()}
     for title, form, series in (("Loss", "{:.3f}", loss), ("Tokens a second", "{:,.0f}", rate)):
         drawn = [Line(name, each, is_odd=at > 0) for at, (name, each) in enumerate(series.items())]
-        yield from lines(title, about, drawn, ("step 0", f"step {steps:,}"), form)
+        yield from lines(title, about, drawn, of_steps(0, steps), form)
 
 
 def _by_arm(curves: Sequence[TrialCurves]) -> dict[str, list[TrialCurves]]:
@@ -146,14 +149,9 @@ def _gates(arm: Arm, gates: Gates) -> dict[str, Any]:
     }
 
 
-def _trainings(result: ComparisonResult) -> Iterator[dict[str, Any]]:
+def _trainings(result: ComparisonResult) -> Iterator[tuple[Any, ...]]:
     for arm in result.arms:
         for trial in arm.trials:
-            measured = trial.measured
-            yield {
-                "directory": trial.directory,
-                "verdict": measured.verdict,
-                "workers": listed(trial.workers),
-                "summary": measured.summary,
-                "exit_code": measured.exit_code,
-            }
+            page, measured = f"{trial.directory}/report.html", trial.measured
+            who, code = listed(trial.workers), str(measured.exit_code)
+            yield Link(trial.directory, page), measured.verdict, who, code, measured.summary

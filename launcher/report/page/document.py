@@ -2,19 +2,19 @@
 when; a row for each; then the fault in its order. Pure."""
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import quote
 
-from msgspec import Struct
-
 from launcher.report.page import gpu_table
-from launcher.report.page.faults import difference_of, since
+from launcher.report.page.faults import difference_of
 from launcher.report.page.figures import figures
-from launcher.report.page.render import rendered
+from launcher.report.page.render import Bits, rendered
 from launcher.report.page.story import Story
-from launcher.report.table import COLUMNS, number, row
+from launcher.report.page.workers import Table, identity, not_blamed, since_when, workers_table
+from launcher.report.table import number
 from launcher.verdict.advice import troubled
 from launcher.verdict.disagreement import Disagreement
 from launcher.verdict.golden import golden_lines
@@ -22,6 +22,7 @@ from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.scope import scope_lines
 from launcher.verdict.severity import CauseClass
 from model_check.config.fields import setting_text
+from model_check.utils.project_files import PROGRAM
 from model_check.utils.words import listed
 
 _VALIDATION = ("worker", "split", "after steps", "loss", "perplexity", "tokens/s")
@@ -33,30 +34,28 @@ _MAX_TOLD = 4
 Pairs = list[tuple[str, Any]]
 
 
-class Table(Struct, frozen=True):
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-
 def page(result: RunResult, story: Story) -> str:
     """The whole document."""
     is_watched = result.verdict is Verdict.PASS and troubled(result)
     told = [each for w in troubled(result) if _has_more(each := _about(w, result, story))]
+    begun = [*dict.fromkeys(filter(None, (since_when(w, result, story) for w in _named(result))))]
     return rendered(
         "run.html",
         title=f"{result.verdict}: Model Check on {story.record.host}",
         verdict=Verdict.WARN if is_watched else result.verdict,
         headline=f"{result.verdict}: {_which(result)} on {story.record.host}",
         drill=story.record.drill,
-        answers=list(_answers(result, story)),
-        workers=_workers(result, story),
-        differences=[_bits(each) for each in filter(None, [result.disagreement, *result.further])],
+        answers=list(_answers(result, begun)),
+        workers=workers_table(result, story, begun),
+        not_blamed=not_blamed(result),
+        differences=[_bits(each, result.summary) for each in _differences(result)],
         replays=[each.said for each in result.replays if each.said not in result.summary],
         told=told[:_MAX_TOLD],
         not_told=listed([each["name"] for each in told[_MAX_TOLD:]]),
         **figures(result, story),
         validation=_validation(result.workers),
-        gpus=Table(gpu_table.COLUMNS, gpu_table.rows(result.workers)),
+        gpus=gpu_table.table(result.workers),
+        command=f"{PROGRAM} {shlex.join(story.record.command)}",
         asked=_asked(result, story),
         folded=_folded(result),
     )
@@ -82,14 +81,18 @@ def _who_passed(result: RunResult) -> str:
     return ", ".join(parts) + (f"; watch {listed(watched)}" if watched else "")
 
 
-def _answers(result: RunResult, story: Story) -> Iterator[tuple[str, Any]]:
+def _named(result: RunResult) -> list[WorkerResult]:
+    """Those of whom the head of the page speaks."""
     by_name = {worker.name: worker for worker in result.workers}
-    named = [by_name[name] for name in result.culprits if name in by_name] or troubled(result)[:1]
+    return [by_name[name] for name in result.culprits if name in by_name] or troubled(result)[:1]
+
+
+def _answers(result: RunResult, begun: Sequence[str]) -> Iterator[tuple[str, Any]]:
     yield "do now", result.do_now
+    yield "what", _what(result)
     if result.culprits:
-        yield "which", tuple(_identity(worker) for worker in named)
-    yield "since", tuple(dict.fromkeys(filter(None, (_since(w, result, story) for w in named))))
-    yield "what", result.summary
+        yield "which", tuple(map(_identity, _named(result)))
+    yield "since", begun
     if result.scope is not None:
         yield "shown", tuple(scope_lines(result.scope, len(result.workers)))
     if result.golden is not None:
@@ -97,53 +100,25 @@ def _answers(result: RunResult, story: Story) -> Iterator[tuple[str, Any]]:
         yield "golden", (result.golden.file, *lines)
 
 
-def _since(worker: WorkerResult, result: RunResult, story: Story) -> str:
-    """`step 57, 12.3 s after the start (2026-11-23 05:00:12)`"""
-    begun = since(worker, result, story)
-    return str(begun) if begun.seconds is None else f"{begun} ({story.clock(begun.seconds)})"
+def _what(result: RunResult) -> str:
+    """The summary without what stands elsewhere: what to do, and the bits, which have a table."""
+    what = result.summary.removeprefix(result.do_now).removeprefix("; ")
+    for found in _differences(result):
+        what = what.replace(f": {found.values}", "")
+    return what
+
+
+def _differences(result: RunResult) -> list[Disagreement]:
+    return [found for found in (result.disagreement, *result.further) if found is not None]
 
 
 def _identity(worker: WorkerResult) -> str:
     """`GPU3 (NVIDIA H100, GPU-1f..., bus 0000:3b:00.0, serial 1320...)`"""
-    known = ", ".join(_gpu(worker))
+    known = ", ".join(identity(worker))
     return f"{worker.name} ({known})" if known else worker.name
 
 
-def _gpu(worker: WorkerResult) -> tuple[str, ...]:
-    gpu = worker.gpu or {}
-    named = [(word, gpu.get(key)) for word, key in (("bus ", "pci_bus_id"), ("serial ", "serial"))]
-    parts = [
-        gpu.get("name"),
-        gpu.get("uuid"),
-        *(f"{word}{value}" for word, value in named if value),
-    ]
-    return tuple(str(part) for part in parts if part)
-
-
-def _workers(result: RunResult, story: Story) -> Table:
-    """A row for each, those first of which there is something to say."""
-    order = [*troubled(result), *(w for w in result.workers if w.verdict in _CALM)]
-    rows = []
-    for worker in order:
-        name, verdict, *figures = row(worker)
-        device = _gpu(worker) or (str(worker.detail.get("device_name", "")),)
-        rows.append((name, verdict, _state(worker, result, story), *figures, device))
-    name, verdict, *figures = COLUMNS
-    return Table((name, verdict, "what to do", *figures, "device"), rows)
-
-
-_CALM = (Verdict.PASS, Verdict.STOPPED)
-
-
-def _state(worker: WorkerResult, result: RunResult, story: Story) -> tuple[str, ...]:
-    """What to do with it, and since when something is wrong."""
-    if worker.verdict is Verdict.STOPPED:
-        return (f"{worker.cause}; nothing is known against it",)
-    begun = _since(worker, result, story) if worker.verdict not in _CALM else ""
-    return tuple(filter(None, (worker.do_now, begun and f"since {begun}")))
-
-
-def _bits(found: Disagreement) -> dict[str, Any]:
+def _bits(found: Disagreement, said: str) -> dict[str, Any]:
     """Workers with the same bits share a row. Digits of a float that differ from the value of most
     are marked; those of a fingerprint mean nothing by themselves."""
     values = list(found.bits.values())
@@ -151,28 +126,25 @@ def _bits(found: Disagreement) -> dict[str, Any]:
     names: dict[str, list[str]] = {}
     for worker, bits in found.bits.items():
         names.setdefault(bits, []).append(worker)
+    columns = [
+        ("workers", *map(listed, names.values())),
+        ("bits", *(_marked(bits, usual) for bits in names)),
+        ("value", *map(_decimal, names)),
+        ("differs", *("differs" if found.odd and bits != usual else "" for bits in names)),
+    ]
+    titles, *rows = zip(*(column for column in columns if any(column[1:])), strict=True)
     return {
-        "head": "Before the first step"
-        if found.is_of_trial
-        else f"Step {found.step}: the bits part",
-        "place": found.place,
-        "rows": [
-            {
-                "names": listed(those),
-                "bits": _marked(bits, usual),
-                "decimal": _decimal(bits),
-                "differs": "differs" if found.odd and bits != usual else "",
-            }
-            for bits, those in names.items()
-        ],
+        "head": "Before the first step" if found.is_of_trial else f"The bits of step {found.step}",
+        "place": "" if found.place in said else found.place,
+        "columns": titles,
+        "rows": rows,
     }
 
 
-def _marked(bits: str, usual: str) -> list[tuple[bool, str]]:
-    """(whether it differs, characters)"""
+def _marked(bits: str, usual: str) -> Bits:
     if not _decimal(bits):
-        return [(False, bits)]
-    return [(one != other, one) for one, other in zip_longest(bits, usual, fillvalue="")]
+        return Bits([(False, bits)])
+    return Bits([(one != other, one) for one, other in zip_longest(bits, usual, fillvalue="")])
 
 
 def _decimal(bits: str) -> str:
@@ -184,6 +156,7 @@ def _decimal(bits: str) -> str:
 def _about(worker: WorkerResult, result: RunResult, story: Story) -> dict[str, Any]:
     """What the head of the page does not say of it."""
     said = f"{result.summary} {result.do_now}"
+    origin = _origin(worker, story)
     cause = None if difference_of(worker.name, result) else worker.cause
     texts = dict.fromkeys(filter(None, (cause, *worker.symptoms, *worker.warnings)))
     difference = story.differences.get(worker.name)
@@ -191,7 +164,7 @@ def _about(worker: WorkerResult, result: RunResult, story: Story) -> dict[str, A
         "name": worker.name,
         "verdict": worker.verdict,
         "texts": [text for text in texts if text not in said],
-        "origin": _origin(worker, story),
+        "origin": () if origin and origin[-1] in said else origin,
         "flips": [] if difference is None else _values(difference),
         "flips_title": ""
         if difference is None
@@ -264,8 +237,7 @@ def _asked(result: RunResult, story: Story) -> Pairs:
     record = story.record
     return [
         ("host", record.host),
-        ("started", record.started_at.isoformat(timespec="seconds")),
-        ("command", " ".join(record.command)),
+        ("started", record.started_at.isoformat(" ", "seconds")),
         ("exit code", str(result.exit_code)),
         ("preset", record.preset),
         *((name, _shown(value)) for name, value in (record.asked_for or {}).items()),

@@ -3,16 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from launcher.report.page import chart
-from launcher.report.page.chart import Bar, Figure, Line, Mark, Scale, Segment
-from launcher.report.page.faults import difference_of, since
+from launcher.report.page.axes import Axis, Scale, of_seconds, of_steps
+from launcher.report.page.chart import Bar, Figure, Line, Mark, Segment
+from launcher.report.page.faults import Since, difference_of, since
 from launcher.report.page.story import Story
 from launcher.telemetry.health import POWER_CAP
 from launcher.verdict.curves import Series, Span
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from launcher.verdict.slow import WARM_UP
 from model_check.errors import EXIT_HANG
-from model_check.utils.words import listed
+from model_check.utils.words import few, listed
 
 _STEP_KINDS = (
     ("equal", "equal to its peers"),
@@ -29,25 +32,30 @@ _PHASES = (
     ("save", "saving"),
 )
 _SILENT = ("silent", "silent")
-_GPU_TITLES = {"temperature_c": "Temperature", "power_w": "Power", "sm_mhz": "SM clock"}
-_GPU_FORMS = {"temperature_c": "{:.0f} °C", "power_w": "{:.0f} W", "sm_mhz": "{:,.0f} MHz"}
+_GPU_FIGURES = {
+    "temperature_c": ("Temperature", "in °C", "{:.0f} °C"),
+    "power_w": ("Power", "in W", "{:.0f} W"),
+    "sm_mhz": ("SM clock", "in MHz", "{:,.0f} MHz"),
+}
+"""Name -> title, unit, how a value is told."""
 _MAX_MARKS = 8
+_MANY = 6
+"""So many names are not all said."""
 _INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 
 
 def figures(result: RunResult, story: Story) -> dict[str, Any]:
     """Of the sections about steps, time and GPUs, as the template names them."""
     happened = _happened(story)
+    columns, shares = _shares(result, story)
     return {
-        "steps": [
-            *_strip(result, story),
-            *_losses(result, story),
-            *_step_times(result, story),
-        ],
+        "strip": list(_strip(result, story)),
+        "steps": [*_losses(result, story), *_step_times(result, story)],
         "time": list(_timeline(result, story)),
-        "share_columns": ("worker", "total", *(name for _, name in _PHASES), "waiting for data"),
-        "shares": list(_shares(result, story)),
+        "share_columns": columns,
+        "shares": shares,
         "gpu_figures": list(_gpu_figures(result, story, happened)),
+        "throttling": list(_throttling(story)),
         "num_more_events": max(0, len(happened) - _MAX_MARKS),
     }
 
@@ -59,10 +67,10 @@ def _strip(result: RunResult, story: Story) -> Iterator[Figure]:
         return
     first = min(story.facts(worker.name).first_step for worker in trained)
     last = max(story.facts(worker.name).last_step or 0 for worker in trained)
-    x = Scale(first, max(last + 1, story.record.steps or 0))
+    stop = max(last + 1, story.record.steps or 0)
+    x = Axis(Scale(first, stop), of_steps(first, stop - 1).ticks)
     bars = [_bar_of_steps(worker, result, story) for worker in trained]
-    ends = (f"step {first:,}", f"step {int(x.high) - 1:,}")
-    yield chart.bars("Worker by step", bars, ends, x, _STEP_KINDS)
+    yield chart.bars("Worker by step", bars, x, _STEP_KINDS)
 
 
 def _bar_of_steps(worker: WorkerResult, result: RunResult, story: Story) -> Bar:
@@ -90,11 +98,12 @@ def _losses(result: RunResult, story: Story) -> Iterator[Figure]:
     for title, name in (("Loss", "loss"), ("Gradient norm", "grad_norm")):
         series = {w.name: getattr(story.curve(w.name), name) for w in result.workers}
         lines = _alike(series, result)
-        yield from chart.lines(title, _told(lines), lines, _ends(series), "{:,.4g}", marks)
+        yield from chart.lines(title, _told(lines), lines, _steps(series), "{:,.4g}", marks)
 
 
 def _alike(series: Mapping[str, Series], result: RunResult) -> list[Line]:
-    """Equal curves are one line, drawn by the longest."""
+    """Equal curves are one line, drawn by the longest. Those that are not as most stand out; where
+    no two are equal, those of whom the run blames."""
     groups: list[list[str]] = []
     for name in sorted(series, key=lambda name: -_length(series[name])):
         if not series[name].buckets:
@@ -104,8 +113,13 @@ def _alike(series: Mapping[str, Series], result: RunResult) -> list[Line]:
     order = list(series)
     named = [sorted(group, key=order.index) for group in groups]
     usual = max(named, key=len, default=[])
+    blamed = {*order} - {*usual} if len(usual) > 1 else {*result.culprits}
     lines = zip(groups, named, strict=True)
-    return [Line(listed(who), series[g[0]], is_odd=who is not usual) for g, who in lines]
+    return [Line(_names(who), series[g[0]], is_odd=not blamed.isdisjoint(who)) for g, who in lines]
+
+
+def _names(who: Sequence[str]) -> str:
+    return listed(who) if len(who) < _MANY else few(who)
 
 
 def _length(series: Series) -> int:
@@ -113,25 +127,26 @@ def _length(series: Series) -> int:
 
 
 def _told(lines: Sequence[Line]) -> str:
-    return "equal in all workers" if len(lines) == 1 and " " in lines[0].name else ""
+    is_one = len(lines) == 1 and " and " in lines[0].name
+    return "by step; equal in all workers" if is_one else "by step"
 
 
-def _ends(series: Mapping[str, Series]) -> tuple[str, str]:
+def _steps(series: Mapping[str, Series]) -> Axis:
     filled = [s for s in series.values() if s.buckets]
     first = min((min(s.buckets) * s.width for s in filled), default=0)
     last = max((next(reversed(list(s.points())))[0] for s in filled), default=0)
-    return f"step {first:,}", f"step {round(last):,}"
+    return of_steps(first, last)
 
 
 def _faults(result: RunResult, story: Story) -> list[Mark]:
     """Where something began to be wrong, one a step."""
-    told: dict[int, list[str]] = {}
+    told: dict[Since, list[str]] = {}
     for worker in result.workers:
         begun = since(worker, result, story)
-        if worker.verdict not in _INNOCENT and begun.step is not None:
-            told.setdefault(begun.step, []).append(worker.name)
-    items = sorted(told.items())[:_MAX_MARKS]
-    return [Mark(step, f"{listed(names)}: step {step:,}") for step, names in items]
+        if worker.verdict not in (*_INNOCENT, Verdict.WARN) and begun.step is not None:
+            told.setdefault(replace(begun, seconds=None), []).append(worker.name)
+    items = sorted(told.items(), key=lambda item: item[0].step or 0)[:_MAX_MARKS]
+    return [Mark(begun.step or 0, f"{listed(names)}: {begun}") for begun, names in items]
 
 
 def _step_times(result: RunResult, story: Story) -> Iterator[Figure]:
@@ -143,10 +158,14 @@ def _step_times(result: RunResult, story: Story) -> Iterator[Figure]:
         if series[w.name].buckets
     ]
     slow = [w for w in result.workers if w.slow is not None]
-    marks = [Mark(w.slow.since_step, f"{w.name}: {w.slow}") for w in slow[:_MAX_MARKS] if w.slow]
-    about = "what each step kept its device busy, in ms"
+    marks = [
+        Mark(w.slow.since_step, f"{w.name}: slow since step {w.slow.since_step:,}")
+        for w in slow[:_MAX_MARKS]
+        if w.slow
+    ]
+    about = "ms that a step kept its device busy"
     yield from chart.lines(
-        "Step time", about, lines, _ends(series), "{:,.4g} ms", marks, from_zero=True
+        "Step time", about, lines, _steps(series), "{:,.4g} ms", marks, from_zero=True
     )
 
 
@@ -160,11 +179,8 @@ def _warm(series: Series) -> Series:
 def _timeline(result: RunResult, story: Story) -> Iterator[Figure]:
     bars = [bar for worker in result.workers if (bar := _bar_of_time(worker, result, story))]
     if bars:
-        ends = ("start", f"{story.seconds(story.ended_ns):,.1f} s")
-        is_hang = result.exit_code == EXIT_HANG
-        kinds = (*_PHASES, *([_SILENT] if is_hang else []))
-        x = Scale(0, story.seconds(story.ended_ns))
-        yield chart.bars("Worker by time", bars, ends, x, kinds)
+        x = of_seconds(story.seconds(story.ended_ns))
+        yield chart.bars("Worker by time", bars, x, (*_PHASES, _SILENT))
 
 
 def _bar_of_time(worker: WorkerResult, result: RunResult, story: Story) -> Bar | None:
@@ -186,16 +202,25 @@ def _bar_of_time(worker: WorkerResult, result: RunResult, story: Story) -> Bar |
     return Bar(worker.name, segments, note)
 
 
-def _shares(result: RunResult, story: Story) -> Iterator[tuple[str, ...]]:
-    """Where the time went, by the phases that each worker told."""
-    for worker in result.workers:
-        spent = story.curve(worker.name).spent
-        if total := sum(spent.values()):
-            train = spent.get("train", 0)
-            waited = min(train, story.curve(worker.name).waited_ns)
-            parts = {**spent, "train": train - waited, "wait": waited}
-            cells = (_share(parts.get(name, 0), total) for name, _ in (*_PHASES, ("wait", "")))
-            yield (worker.name, f"{total / 1e9:,.1f} s", *cells)
+def _shares(result: RunResult, story: Story) -> tuple[list[str], list[list[str]]]:
+    """Where the time went, by the phases that each worker told: columns, rows."""
+    told = {w.name: story.curve(w.name) for w in result.workers}
+    spent = {name: curve.spent for name, curve in told.items() if sum(curve.spent.values())}
+    parts = {}
+    for name, phases in spent.items():
+        train = phases.get("train", 0)
+        waited = min(train, told[name].waited_ns)
+        parts[name] = {**phases, "train": train - waited, "wait": waited}
+    every = (*_PHASES, ("wait", "waiting for data"))
+    kinds = [kind for kind in every if any(each.get(kind[0]) for each in parts.values())]
+    rows = [[name, *_cells(each, kinds)] for name, each in parts.items()]
+    return ["worker", "total", *(title for _, title in kinds)], rows
+
+
+def _cells(parts: Mapping[str, int], kinds: Sequence[tuple[str, str]]) -> list[str]:
+    total = sum(parts.values())
+    shares = (_share(parts.get(name, 0), total) for name, _ in kinds)
+    return [f"{total / 1e9:,.1f} s", *shares]
 
 
 def _share(part: int, total: int) -> str:
@@ -213,21 +238,19 @@ def _happened(story: Story) -> list[Mark]:
 
 
 def _gpu_figures(result: RunResult, story: Story, happened: Sequence[Mark]) -> Iterator[Figure]:
-    end = story.seconds(story.ended_ns)
-    x_names, span = ("start", f"{end:,.1f} s"), Scale(0, end * 1000)
+    seconds = story.seconds(story.ended_ns)
     odd = {worker.name for worker in result.workers if worker.verdict not in _INNOCENT}
-    for figure, title in _GPU_TITLES.items():
+    for figure, (title, unit, form) in _GPU_FIGURES.items():
         lines = [
             Line(name, gpu.figures[figure], is_odd=name in odd)
             for name, gpu in story.gpus.items()
             if figure in gpu.figures
         ]
-        marks, form = happened[:_MAX_MARKS], _GPU_FORMS[figure]
-        yield from chart.lines(title, "", lines, x_names, form, marks, span, from_zero=True)
-    yield from _throttling(story, x_names)
+        x, marks = of_seconds(seconds, unit=1000), happened[:_MAX_MARKS]
+        yield from chart.lines(title, unit, lines, x, form, marks, from_zero=True)
 
 
-def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[Figure]:
+def _throttling(story: Story) -> Iterator[Figure]:
     """Where clocks were held back, and why."""
     bars = []
     for name, gpu in story.gpus.items():
@@ -236,9 +259,9 @@ def _throttling(story: Story, x_names: tuple[str, str]) -> Iterator[Figure]:
             reasons = "; ".join(dict.fromkeys(span.what for span in held))
             bars.append(Bar(name, [_held_back(span, story) for span in held], reasons))
     if bars:
-        x = Scale(0, story.seconds(story.ended_ns))
         kinds = (("capped", POWER_CAP), ("held", "held back"))
-        yield chart.bars("Clocks held back", bars, x_names, x, kinds)
+        x = of_seconds(story.seconds(story.ended_ns))
+        yield chart.bars("Clocks held back", bars, x, kinds)
 
 
 def _held_back(span: Span, story: Story) -> Segment:

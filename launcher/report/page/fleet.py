@@ -4,6 +4,7 @@ A tile has no words of its own but a letter and a name: a thousand of them fit a
 the page stays below 1 MB.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +14,13 @@ from launcher.report.page.render import rendered
 from launcher.verdict.fleet import Finding, FleetResult, FleetRun, Group
 from launcher.verdict.fleet_merge import name_of
 from launcher.verdict.results import Verdict
-from model_check.utils.words import printable
+from model_check.utils.words import few, printable
 
-_COLUMNS = ("node", "verdict", "severity", "GPU", "since", "what", "run")
-_GROUP_COLUMNS = ("group", "workers", "runs", "GPUs", "steps", "compared", "differs in")
+_GROUP_COLUMNS = ("group", "workers", "runs", "devices", "steps", "compared", "made of")
 _MOST = 300
 """Findings on the page."""
-_LONGEST = 160
-"""Characters of what is said of one; its own page has the rest."""
+_OPEN, _LONGEST = 160, 1600
+"""Characters of what is said of one: without a click, and at most; its own page has all."""
 _NUM_IN_HEAD = 6
 _NARROW = 10
 """Characters of a name that fit a tile."""
@@ -56,14 +56,13 @@ def fleet_page(result: FleetResult) -> str:
         title=title,
         verdict=result.verdict,
         headline=f"{result.verdict}: {names}" if names else title,
-        drills=_short(", ".join(sorted({run.drill for run in result.runs if run.drill})), 90),
+        drills=few(sorted({run.drill for run in result.runs if run.drill})),
         answers=[
-            ("what", result.summary),
             ("do now", result.do_now),
+            ("what", result.summary),
             ("exit code", str(result.exit_code)),
             *(("note", note) for note in result.notes),
         ],
-        columns=_COLUMNS,
         findings=[_row(each, result.runs[each.run]) for each in result.findings[:_MOST]],
         num_more=max(0, len(result.findings) - _MOST),
         num_bad=sum(run.verdict is not Verdict.PASS for run in result.runs),
@@ -87,7 +86,9 @@ def _names(result: FleetResult) -> str:
 
 def _row(finding: Finding, run: FleetRun) -> dict[str, Any]:
     device = finding.device
-    drill = f"DRILL {finding.drill}: " if finding.drill else ""
+    begins, rest = _opened(printable(_short(finding.what, _LONGEST)))
+    step = f"step {finding.step or 0:,}"
+    is_told = finding.step is None or re.search(rf"\b{step}\b", finding.what)
     serial = f"serial {device.serial}" if device.serial else ""
     parts = (finding.worker, device.uuid, device.pci_bus_id, serial)
     return {
@@ -96,10 +97,20 @@ def _row(finding: Finding, run: FleetRun) -> dict[str, Any]:
         "verdict": finding.verdict,
         "severity": finding.severity or "",
         "who": tuple(printable(part) for part in parts if part),
-        "since": "" if finding.step is None else f"step {finding.step:,}",
-        "what": printable(_short(drill + finding.what, _LONGEST)),
+        "since": "" if is_told else f"since {step}",
+        "drill": printable(finding.drill or ""),
+        "begins": begins,
+        "rest": rest,
         "run": printable(run.directory.rstrip("/").rpartition("/")[2]),
     }
+
+
+def _opened(text: str) -> tuple[str, str]:
+    """What stands open, and what a click adds: split between two words."""
+    if len(text) <= _OPEN:
+        return text, ""
+    at = text.rfind(" ", _OPEN // 2, _OPEN)
+    return text[: at if at > 0 else _OPEN], text[at if at > 0 else _OPEN :]
 
 
 def _tiles(result: FleetResult) -> list[dict[str, Any]]:
@@ -158,7 +169,7 @@ def _key(runs: Sequence[FleetRun]) -> list[tuple[str, str, str]]:
 
 
 def _group_row(number: int, group: Group) -> tuple[str, ...]:
-    why = "; ".join(map(str, group.others))
+    why = f"not as group 1: {'; '.join(map(str, group.others))}"
     if number == 0:
         why = ", ".join(f"{name} {group.key[name]}" for name in _SHOWN if group.key.get(name))
     counts = (group.workers, group.runs, group.devices, group.steps, group.compared_steps)

@@ -1,11 +1,13 @@
 """The page of a run of several rounds, which leads to the page of each. Pure."""
 
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from launcher.report.page.render import rendered
-from launcher.verdict.rounds import RoundsResult, WorkerRounds
+from launcher.report.page.render import Link, rendered
+from launcher.verdict.rounds import Round, RoundsResult, WorkerRounds
+from model_check.utils.project_files import PROGRAM
 from model_check.utils.words import listed
 
 _COLUMNS = ("worker", "rounds", "failed", "share", "95 % bound", "steps repeated", "GPU")
@@ -23,20 +25,26 @@ def rounds_page(result: RoundsResult) -> str:
         answers=list(_answers(result)),
         columns=_COLUMNS,
         rows=list(map(_row, result.workers)),
-        rounds=result.rounds,
+        rounds=[_round(each, result) for each in result.rounds],
+        command=f"{PROGRAM} {shlex.join(result.run.get('command', []))}",
     )
 
 
 def _answers(result: RoundsResult) -> Iterator[tuple[str, Any]]:
-    yield "what", result.summary
     yield "do now", result.do_now
+    yield "what", result.summary
     if result.max_rate is not None:
         bound = f"errors in fewer than {result.max_rate:.2%} of steps (95 %)"
         yield "not shown", f"{bound}: {result.compared_steps:,} were compared"
     if started_at := result.run.get("started_at"):
-        yield "started", datetime.fromisoformat(started_at).isoformat(timespec="seconds")
-    yield "command", " ".join(result.run.get("command", []))
+        yield "started", datetime.fromisoformat(started_at).isoformat(" ", "seconds")
     yield "exit code", str(result.exit_code)
+
+
+def _round(one: Round, result: RoundsResult) -> tuple[Any, ...]:
+    """What the head of the page says of it does not stand here again."""
+    said = "as above" if one.summary in result.summary else one.summary
+    return (Link(one.name, f"{one.name}/report.html"), one.verdict, str(one.exit_code), said)
 
 
 def _row(worker: WorkerRounds) -> tuple[str, ...]:

@@ -1,21 +1,24 @@
 """report.html: what it shows of a result and its story, and never as markup."""
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from launcher.report.page.document import page
+from launcher.report.page.gpu_curves import GpuCurves
 from launcher.report.page.story import Story
+from launcher.telemetry.health import Record
 from launcher.verdict.curves import Curves
 from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.results import RunResult, SplitResult, Verdict
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from model_check.errors import EXIT_HANG, EXIT_UNNAMED
-from model_check.events import NonFinite, Origin
-from tests.launcher.report.page.stories import result, story, worker
+from model_check.events import NonFinite, Origin, Telemetry
+from tests.launcher.report.page.stories import record, result, story, worker
 
-_VOID = {"br", "link", "meta"}
+_VOID = {"br", "link", "meta", "wbr"}
 _SCRIPT = "<script>alert(1)</script>"
 ISOLATE = {
     "cause_class": CauseClass.HARDWARE,
@@ -151,7 +154,7 @@ def test_the_first_screen_says_which_since_when_and_what_to_do() -> None:
     assert "GPU3 (NVIDIA H100, GPU-1234abcd, bus 00000000:3B:00.0, serial 1650000000003)" in text
     assert "sincestep 57" in text
     assert "do nowTake GPU3 out of service." in text
-    assert text.count("stopped by us; nothing is known against it") == 3
+    assert "GPU0, GPU1 and GPU2 were stopped: nothing is known against them." in text
     assert text.index("do now") < text.index("Workers") < text.index("What happened")
 
 
@@ -168,7 +171,8 @@ def test_bits_stand_side_by_side_and_digits_that_differ_are_marked() -> None:
     told = result(worker("CPU1", Verdict.SUSPECT), disagreement=Disagreement(4, "loss", bits))
     document = page(told, story("CPU0", "CPU1", "CPU2"))
     assert "<code>0x1.<mark>9</mark>p+1</code>" in document
-    assert '<th scope="row">CPU0 and CPU2</th><td><code>0x1.8p+1</code></td><td>3</td>' in document
+    same = '<th scope="row">CPU0 and CPU2</th><td class="word"><code>0x1.8p+1</code></td><td>3</td>'
+    assert same in document
 
 
 def test_a_drill_stands_in_the_headline() -> None:
@@ -243,3 +247,61 @@ def test_what_was_asked_for_is_open_and_the_rest_is_folded(tmp_path: Path) -> No
     how = story("GPU0")
     document = page(failed(), how)
     assert "preset</dt><dd>cpu" in document[: document.index("<details")]
+
+
+def test_the_command_is_whole_and_can_be_pasted() -> None:
+    asked = record("GPU0", command=["train", "my texts/", "--max-steps", "3"])
+    how = Story(directory=Path("/run"), record=asked)
+    assert "bash run.sh train 'my texts/' --max-steps 3" in shown(failed(), how).text
+
+
+def test_what_is_to_be_done_is_said_first_and_not_again_as_what_happened() -> None:
+    symptom = "Xid 79: power-cycle"
+    bad = worker("GPU3", Verdict.FAIL, cause=symptom, symptoms=[symptom], **ISOLATE)
+    said = f"GPU3: {symptom}"
+    summary = f"{said}; 2 warnings about GPU5"
+    told = result(bad, verdict=Verdict.FAIL, culprits=["GPU3"], summary=summary, do_now=said)
+    text = shown(told).text.replace("\n", "")
+    assert f"do now{said}what2 warnings about GPU5" in text
+    assert text.count(symptom) == 1
+
+
+def test_the_bits_of_each_worker_have_a_table_and_no_place_in_the_sentence() -> None:
+    bits = {"GPU0": "ab12", "GPU1": "ab12", "GPU3": "ab32"}
+    found = Disagreement(57, "gradients", bits)
+    told = result(worker("GPU3", Verdict.FAIL), disagreement=found, summary=f"{found}; replayed")
+    text = shown(told).text
+    assert "GPU3 differs in the gradients; replayed" in text
+    assert text.count("ab32") == text.count("gradients") == 1
+
+
+def test_a_long_name_breaks_behind_its_dots_and_a_short_one_not() -> None:
+    document = page(
+        result(worker("GPU0"), summary="layers.0.attention_norm.weight of a.b"), story()
+    )
+    assert "layers.<wbr>0.<wbr>attention_<wbr>norm.<wbr>weight of a.b" in document
+
+
+def test_every_table_has_a_caption_and_names_its_columns_and_rows() -> None:
+    document = page(failed(), story("GPU0"))
+    num = document.count("<table")
+    assert document.count("<caption") == num > 0
+    assert document.count('<th scope="col">worker</th>') == num
+    assert '<th scope="row">GPU0</th>' in document
+
+
+def test_each_gpu_has_its_heat_and_power_as_curves_in_its_row() -> None:
+    gpus, records = {}, {}
+    for name, hottest in (("GPU0", 60), ("GPU1", 80)):
+        gpus[name], records[name] = GpuCurves(began_ns=0), Record()
+        for second in range(9):
+            sample = Telemetry(t=second * 10**9, temperature_c=hottest - 8 + second, power_w=300.0)
+            gpus[name].record(sample)
+            records[name].record(sample)
+    rows = [worker(name, gpu=GPU, telemetry=records[name].health()) for name in gpus]
+    document = page(result(*rows), story(*gpus, gpus=gpus))
+    row = re.findall(r"<tr>.*?</tr>", document)[1]
+    assert "NVIDIA H100<br>GPU-1234abcd<br>bus 00000000:3B:00.0, serial 1650000000003" in row
+    assert 'aria-label="GPU0, hottest 60 °C"' in row
+    assert "300 W</td>" in row
+    assert row.count('<path class="usual u0 open"') == 2
