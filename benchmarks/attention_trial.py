@@ -16,11 +16,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from model_check.attention import backend
 from model_check.config.backends import BACKENDS
 from model_check.engine.kernels import KernelNeeds, choose_attention
 from model_check.errors import ModelCheckError
 from model_check.kernels import AttentionShape
-from model_check.models.attention import backend
 from model_check.utils.trials import PASSED
 
 PRODUCTION = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, time=8192)

@@ -17,6 +17,7 @@ import msgspec
 import torch
 from transformers import LlamaForCausalLM
 
+from model_check.attention import sdpa
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import geometry
 from model_check.export import export
@@ -24,7 +25,6 @@ from model_check.generate.generate import next_tokens
 from model_check.generate.sampling import Sampling
 from model_check.init import build_model
 from model_check.model import Llama
-from model_check.models.attention import sdpa
 
 VOCABULARY = 8192
 SHAPE = ModelSettings(

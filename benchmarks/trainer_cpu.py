@@ -34,9 +34,9 @@ sys.path[:0] = [str(ROOT), str(PEERS)]
 import ours as our_side  # noqa: E402
 from workload import Part, Workload  # noqa: E402
 
+from model_check.attention import sdpa  # noqa: E402
 from model_check.config.shape import geometry  # noqa: E402
 from model_check.init import build_model  # noqa: E402
-from model_check.models.attention import sdpa  # noqa: E402
 
 WARM_UP_STEPS = 2
 TOLERANCE = 1e-4

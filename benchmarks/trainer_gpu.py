@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from model_check.attention import sdpa  # noqa: E402
 from model_check.config.derived import num_micro_batches  # noqa: E402
 from model_check.config.flops import flops_per_token  # noqa: E402
 from model_check.config.load import Request, load  # noqa: E402
@@ -45,7 +46,6 @@ from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, EventSink, Phase  # noqa: E402
 from model_check.hooks.hook import RunObserver  # noqa: E402
 from model_check.init import build_model  # noqa: E402
-from model_check.models.attention import sdpa  # noqa: E402
 from model_check.utils.worker_env import ALLOCATOR, ALLOCATOR_VARIABLES  # noqa: E402
 
 WARM_UP_STEPS = 3

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from model_check.attention import AttentionFn
 from model_check.config.derived import attention_span
 from model_check.config.schema import Settings
 from model_check.model import Attention, AttentionInputs, KVCache, ModelArgs, Rope
-from model_check.models.attention import AttentionFn
 from model_check.products import without_autocast
 
 Update = Literal["linear", "delta"]

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from model_check.attention import AttentionFn
 from model_check.config import shape
 from model_check.config.attention import KINDS
 from model_check.config.derived import EAGER_CHUNK_ROWS, loss_chunk_rows
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import EMBEDDING, HEAD, Geometry
 from model_check.model import Attention, Llama, ModelArgs
-from model_check.models.attention import AttentionFn
 from model_check.utils.words import few
 
 PIECE_NUMEL = 2**24

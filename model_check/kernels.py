@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from model_check.models.attention import AttentionFn, eager, visible_within
+from model_check.attention import AttentionFn, eager, visible_within
 from model_check.utils.words import first_line
 
 NUM_CALLS = 3

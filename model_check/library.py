@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from model_check.attention import sdpa
 from model_check.config.shape import geometry
 from model_check.engine.checkpoint import not_ours, read_checkpoint, settings_of
 from model_check.init import empty_model
 from model_check.model import Llama
-from model_check.models.attention import sdpa
 
 
 def load_model(checkpoint: str | Path, device: str = "cpu") -> Llama:

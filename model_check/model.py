@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from model_check.attention import AttentionFn, attend_cached, visible_within
 from model_check.config.schema import RopeScaling, Settings
 from model_check.config.shape import Geometry
-from model_check.models.attention import AttentionFn, attend_cached, visible_within
 from model_check.products import add_product, compute_dtype, without_autocast
 
 Observer = Callable[[Tensor], object]

@@ -97,12 +97,12 @@ ALLOWED = {
     "model_check.data.tokenizers": FLOOR | rooms(DATA, "cache", "read", "sources", "sources.midi"),
     "model_check.data.build": FLOOR | rooms(DATA, "cache", "read", "sources", "tokenizers"),
     # the model: attention's kernels, LLaMA, what else attention can be, its first weights
-    "model_check.models": FLOOR,
-    "model_check.kernels": FLOOR | {"model_check.models"},
+    "model_check.attention": FLOOR,
+    "model_check.kernels": FLOOR | {"model_check.attention"},
     "model_check.products": set(),
-    "model_check.model": FLOOR | rooms("model_check", "models", "products"),
-    "model_check.infini": FLOOR | rooms("model_check", "model", "models", "products"),
-    "model_check.init": FLOOR | rooms("model_check", "model", "models"),
+    "model_check.model": FLOOR | rooms("model_check", "attention", "products"),
+    "model_check.infini": FLOOR | rooms("model_check", "model", "attention", "products"),
+    "model_check.init": FLOOR | rooms("model_check", "model", "attention"),
     "model_check.hf": FLOOR | {"model_check.init"},
     # what a dossier is: the launcher reads it, too, without torch
     "model_check.forensics.manifest": FLOOR,
@@ -124,7 +124,7 @@ ALLOWED = {
     | {"model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "busy", "distributed", "results", "sharded")
     | {"model_check.forensics.manifest"}
-    | rooms("model_check", "forensics", "hf", "hooks.hook", "kernels", "model", "models"),
+    | rooms("model_check", "forensics", "hf", "hooks.hook", "kernels", "model", "attention"),
     "model_check.engine.saving": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
     | rooms(ENGINE, "distributed", "sharded")
@@ -145,16 +145,16 @@ ALLOWED = {
     "model_check.engine.training_run": FLOOR | {ENGINE, "model_check.train"},
     "model_check.engine.assembly": FLOOR
     | {ENGINE, *rooms("model_check", "forensics", "hooks", "hooks.hook", "init", "model")}
-    | {*rooms("model_check", "models", "products", "train")}
+    | {*rooms("model_check", "attention", "products", "train")}
     | {*rooms(ENGINE, "compile", "observe", "saving", "training_run")},
     "model_check.generate": FLOOR
     | rooms(DATA, "read", "sources", "sources.midi", "tokenizers")
-    | rooms("model_check", "hf", "init", "library", "model", "models")
+    | rooms("model_check", "hf", "init", "library", "model", "attention")
     | {"model_check.engine.checkpoint", "model_check.engine.saving"},
     "model_check.passkey": FLOOR
     | {ENGINE, "model_check.engine.assembly", "model_check.data.read", "model_check.model"},
     "model_check.library": FLOOR
-    | {"model_check.engine.checkpoint", *rooms("model_check", "init", "model", "models")},
+    | {"model_check.engine.checkpoint", *rooms("model_check", "init", "model", "attention")},
     "model_check.export": FLOOR
     | {"model_check.engine.checkpoint", "model_check.engine.saving"}
     | rooms(DATA, "read", "sources", "tokenizers"),
@@ -177,7 +177,7 @@ SINGLE_PLACE = {
     "transformers": ("model_check/data/sources/chat.py",),
     "symusic": ("model_check/data/sources/midi.py",),
     "miditok": ("model_check/data/sources/midi.py",),
-    "flash_attn": ("model_check/models/attention.py",),
+    "flash_attn": ("model_check/attention.py",),
     "triton": ("model_check/forensics/fingerprint_triton.py",),
     "rich": ("launcher/report/live_table.py",),
     "msgspec": ("launcher/", "model_check/"),

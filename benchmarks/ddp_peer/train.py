@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from model_check.attention import sdpa
 from model_check.config.load import Request, load
 from model_check.config.shape import geometry
 from model_check.data.read.loader import BatchLoader
 from model_check.data.read.token_cache import TokenCache
 from model_check.engine.distributed.ddp import SummedLoss
 from model_check.init import build_model
-from model_check.models.attention import sdpa
 
 
 def main(settings_file: str, cache_path: str) -> None:

@@ -25,12 +25,12 @@ from accelerate.utils import (
 )
 from torch.distributed.fsdp import register_fsdp_forward_method
 
+from model_check.attention import sdpa
 from model_check.config.load import Request, load
 from model_check.config.shape import geometry
 from model_check.data.read.loader import BatchLoader
 from model_check.data.read.token_cache import TokenCache
 from model_check.init import build_model
-from model_check.models.attention import sdpa
 
 
 def main(settings_file: str, cache_path: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_check.attention import AttentionFn
 from model_check.config.derived import is_check, num_micro_batches
 from model_check.config.flops import flops_per_token
 from model_check.config.resume import settings_digest
@@ -54,7 +55,6 @@ from model_check.hooks.save import Save
 from model_check.hooks.site_monitor import SiteMonitor
 from model_check.init import build_model, build_sharded
 from model_check.model import Llama
-from model_check.models.attention import AttentionFn
 from model_check.products import adds_in_float32
 from model_check.train import BatchSource, StepContext, Trainer
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS

@@ -7,6 +7,7 @@ from importlib.metadata import packages_distributions, version
 
 import torch
 
+from model_check.attention import HALF, AttentionFn, backend
 from model_check.config.backends import (
     BACKENDS,
     FLASH,
@@ -33,7 +34,6 @@ from model_check.kernels import (
     raised,
     try_attention,
 )
-from model_check.models.attention import HALF, AttentionFn, backend
 from model_check.utils.trials import PASSED, TRIAL_OF, trial_of
 from model_check.utils.words import first_line, listed
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import torch
 
+from model_check.attention import sdpa
 from model_check.config.attention import KINDS
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import Settings
@@ -24,7 +25,6 @@ from model_check.errors import ConfigError
 from model_check.init import empty_model
 from model_check.library import model_of
 from model_check.model import Llama
-from model_check.models.attention import sdpa
 from model_check.utils.files import read_text, read_whole
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 import torch
 
+from model_check.attention import eager
 from model_check.config.attention import KINDS, AttentionName
 from model_check.config.parameter import Group
 from model_check.config.schema import ModelSettings, Settings
 from model_check.config.shape import geometry, parameter, parameters
 from model_check.init import build_model, empty_model
 from model_check.model import Llama
-from model_check.models.attention import eager
 
 TINY = {"hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "num_kv_heads": 1}
 GEOMETRIES: dict[str, dict[str, Any]] = {

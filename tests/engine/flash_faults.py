@@ -5,7 +5,7 @@ from pathlib import Path
 PACKAGE = """
 import random
 import torch
-from model_check.models.attention import eager
+from model_check.attention import eager
 
 
 class _Attend(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from model_check import kernels
+from model_check.attention import HALF, backend, eager, sdpa
 from model_check.config.memory import estimate_memory
 from model_check.config.schema import DataSettings, ModelSettings, Settings, TrainingSettings
 from model_check.engine.kernels import (
@@ -25,7 +26,6 @@ from model_check.engine.kernels import (
 )
 from model_check.errors import ConfigError
 from model_check.kernels import AttentionShape, try_attention
-from model_check.models.attention import HALF, backend, eager, sdpa
 from model_check.utils.trials import PASSED, trial_of
 from tests.engine.flash_faults import FAULTS, write_flash
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import torch
 
+from model_check.attention import backend, eager
 from model_check.config.backends import BACKENDS, HOPPER, backend_conflict, flash_fallback
 from model_check.config.load import Request, load
 from model_check.config.resume import known_settings
 from model_check.config.schema import Settings
 from model_check.engine.kernels import KernelNeeds, candidates_for
 from model_check.errors import ConfigError
-from model_check.models.attention import backend, eager
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CAPABILITIES = (7, 5), (8, 0), (9, 0), (10, 0)
@@ -27,7 +27,7 @@ calls = []
 
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, deterministic=False):
     calls.append({"shape": tuple(q.shape), "causal": causal, "deterministic": deterministic})
-    from model_check.models.attention import eager
+    from model_check.attention import eager
     return eager(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 """
 """A FlashAttention that computes with our definition: what matters is how it is called."""

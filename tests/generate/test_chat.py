@@ -18,6 +18,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from model_check.attention import sdpa
 from model_check.config.schema import Settings, TrainingSettings
 from model_check.config.shape import geometry
 from model_check.data.sources.chat import ChatTemplate
@@ -30,7 +31,6 @@ from model_check.generate.generate import Ended, text_after
 from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import TextForm, TextModel, read_text_tokenizer, trained_form
 from model_check.init import build_model
-from model_check.models.attention import sdpa
 from tests.deadline import DEADLINE_S
 from tests.generate.test_generate import CPU, bytes_tokenizer
 from tests.generate.test_samples import SETTINGS

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM
 
+from model_check.attention import sdpa
 from model_check.config.schema import (
     InfiniSettings,
     ModelSettings,
@@ -29,7 +30,6 @@ from model_check.generate.generate import Ended, generate, next_tokens, prompt_i
 from model_check.generate.sampling import Sampler, Sampling, StopText
 from model_check.generate.text_model import TextModel, read_text_model
 from model_check.init import build_model
-from model_check.models.attention import sdpa
 
 END = 256
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from model_check.attention import sdpa
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import geometry
 from model_check.data.sources.midi import NOTE, names_of, read_notes, write_notes
@@ -17,7 +18,6 @@ from model_check.engine.checkpoint import packed
 from model_check.generate.__main__ import main
 from model_check.generate.music import prompt_with, write_music
 from model_check.init import build_model
-from model_check.models.attention import sdpa
 
 NOTES = np.array([(0, 8, 60, 79), (8, 4, 64, 31), (12, 4, 67, 127)], NOTE)
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_check.attention import sdpa
 from model_check.config.load import Request, load
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import geometry
@@ -23,7 +24,6 @@ from model_check.generate.sampling import Sampling
 from model_check.generate.text_model import read_text_tokenizer, trained_form
 from model_check.init import build_model
 from model_check.model import Llama
-from model_check.models.attention import sdpa
 from tests.generate.test_generate import CPU, END, bytes_tokenizer
 
 SETTINGS = Settings(

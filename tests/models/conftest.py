@@ -7,11 +7,11 @@ import msgspec
 import pytest
 import torch
 
+from model_check.attention import eager
 from model_check.config.schema import ModelSettings, Settings, SystemSettings, TrainingSettings
 from model_check.config.shape import geometry
 from model_check.init import build_model
 from model_check.model import Llama
-from model_check.models.attention import eager
 
 TINY = ModelSettings(
     num_layers=2,

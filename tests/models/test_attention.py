@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_check.models.attention import attend_cached, backend, eager
+from model_check.attention import attend_cached, backend, eager
 
 
 def inputs(num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from model_check.attention import eager, sdpa
 from model_check.config.schema import RopeScaling, Settings
 from model_check.config.shape import geometry
 from model_check.init import empty_model
 from model_check.model import Llama
-from model_check.models.attention import eager, sdpa
 
 Tiny = Callable[..., Llama]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_check.attention import eager, sdpa
 from model_check.config.schema import RopeScaling
 from model_check.model import Llama, positions_within
-from model_check.models.attention import eager, sdpa
 
 Tiny = Callable[..., Llama]
 LENGTHS = ((5, 1, 20, 6), (32,), (10, 22))

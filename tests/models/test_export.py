@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from model_check.attention import sdpa
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings, RopeScaling, Settings
 from model_check.config.shape import geometry
@@ -21,7 +22,6 @@ from model_check.export import export, main
 from model_check.hf import load_weights
 from model_check.init import build_model
 from model_check.model import Llama
-from model_check.models.attention import sdpa
 
 Make = Callable[..., Settings]
 SCALING = RopeScaling(factor=4.0, original_context_length=32)

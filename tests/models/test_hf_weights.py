@@ -14,6 +14,7 @@ from safetensors.torch import save_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from model_check.attention import sdpa
 from model_check.config.geometry import geometry_values
 from model_check.config.schema import ModelSettings
 from model_check.config.shape import geometry, hf_name
@@ -21,7 +22,6 @@ from model_check.errors import ConfigError
 from model_check.hf import INDEX, OLDER, OLDER_INDEX, SETS, WEIGHTS, load_weights, sample_of
 from model_check.init import build_model
 from model_check.model import Llama
-from model_check.models.attention import sdpa
 
 Make = Callable[..., Any]
 Save = Callable[[LlamaForCausalLM, Path], object]

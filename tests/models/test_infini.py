@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from model_check import infini
+from model_check.attention import eager, sdpa
 from model_check.config.schema import InfiniSettings
 from model_check.infini import InfiniAttention, MemoryMasks, Update, read_all
 from model_check.model import KVCache, Llama, ModelArgs, Rope
-from model_check.models.attention import eager, sdpa
 
 Tiny = Callable[..., Llama]
 UPDATES: tuple[Update, ...] = ("linear", "delta")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_check.attention import backend
 from model_check.config.load import Request, load
 from model_check.config.memory import (
     advice,
@@ -32,7 +33,6 @@ from model_check.config.shape import geometry
 from model_check.data.build.prepare import prepare
 from model_check.events import Done, decode
 from model_check.init import build_model
-from model_check.models.attention import backend
 from model_check.utils.worker_env import EVENTS_FD, TOKEN_CACHE
 from tests.deadline import DEADLINE_S
 

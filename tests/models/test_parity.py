@@ -8,13 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from model_check.attention import sdpa
 from model_check.config.schema import ModelSettings, RopeScaling, Settings, TrainingSettings
 from model_check.config.shape import geometry, hf_name
 from model_check.engine.optim import AdamW, clip_divisor
 from model_check.export import config_json
 from model_check.init import build_model, empty_model
 from model_check.model import Llama
-from model_check.models.attention import sdpa
 
 Make = Callable[..., Settings]
 SCALING = RopeScaling(original_context_length=32)

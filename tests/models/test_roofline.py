@@ -10,12 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from model_check import model as model_module
+from model_check.attention import sdpa
 from model_check.config.gpu_models import gpu_model
 from model_check.config.roofline import plan_step
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import geometry
 from model_check.init import build_model
-from model_check.models.attention import sdpa
 
 PRODUCTS = ("aten::mm", "aten::bmm", "aten::_scaled_dot_product")
 NORM_BYTES = 40

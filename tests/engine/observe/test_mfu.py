@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from model_check.attention import eager
 from model_check.config.derived import attention_span
 from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import Geometry, geometry
 from model_check.engine.observe.mfu import Utilisation, peak_flops
 from model_check.init import empty_model
-from model_check.models.attention import eager
 
 INFINI = [{"attention": "infini", "infini": {"update": update}} for update in ("linear", "delta")]
 DEFAULT = geometry(ModelSettings(), tokenizer_vocab_size=128256)

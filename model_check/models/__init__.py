@@ -1,1 +1,0 @@
-"""The LLaMA that is trained: rotary embedding, attention, blocks, construction."""
