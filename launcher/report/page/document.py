@@ -13,7 +13,8 @@ from launcher.report.page.faults import difference_of
 from launcher.report.page.figures import figures
 from launcher.report.page.render import Bits, rendered
 from launcher.report.page.story import Story
-from launcher.report.page.workers import Table, identity, not_blamed, since_when, workers_table
+from launcher.report.page.tables import Table, filled
+from launcher.report.page.workers import identity, not_blamed, since_when, workers_table
 from launcher.report.table import number
 from launcher.verdict.advice import troubled
 from launcher.verdict.disagreement import Disagreement
@@ -132,12 +133,10 @@ def _bits(found: Disagreement, said: str) -> dict[str, Any]:
         ("value", *map(_decimal, names)),
         ("differs", *("differs" if found.odd and bits != usual else "" for bits in names)),
     ]
-    titles, *rows = zip(*(column for column in columns if any(column[1:])), strict=True)
     return {
         "head": "Before the first step" if found.is_of_trial else f"The bits of step {found.step}",
         "place": "" if found.place in said else found.place,
-        "columns": titles,
-        "rows": rows,
+        "table": filled(columns),
     }
 
 

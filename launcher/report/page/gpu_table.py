@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.report.page.workers import Table
+from launcher.report.page.tables import Table, filled
 from launcher.verdict.health import Health
 from launcher.verdict.results import WorkerResult
 
@@ -43,12 +43,8 @@ def table(workers: Sequence[WorkerResult]) -> Table:
     out."""
     watched = [(worker.name, worker.telemetry) for worker in workers if worker.telemetry]
     columns = [("GPU", *(name for name, _ in watched))]
-    for title, cell in _CELLS.items():
-        cells = [cell(health) for _, health in watched]
-        if {*cells} - {_NA}:
-            columns.append((title, *cells))
-    titles, *rows = zip(*columns, strict=True)
-    return Table(titles, rows)
+    columns += [(title, *(cell(health) for _, health in watched)) for title, cell in _CELLS.items()]
+    return filled(column for column in columns if {*column[1:]} != {_NA})
 
 
 def _with(value: float | None, unit: str) -> str:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from launcher.report.page.render import Link, rendered
+from launcher.report.page.tables import filled
 from launcher.verdict.rounds import Round, RoundsResult, WorkerRounds
 from model_check.utils.project_files import PROGRAM
 from model_check.utils.words import listed
@@ -23,8 +24,7 @@ def rounds_page(result: RoundsResult) -> str:
         verdict=result.verdict,
         drill=result.run.get("drill"),
         answers=list(_answers(result)),
-        columns=_COLUMNS,
-        rows=list(map(_row, result.workers)),
+        workers=filled(zip(_COLUMNS, *map(_row, result.workers), strict=True)),
         rounds=[_round(each, result) for each in result.rounds],
         command=f"{PROGRAM} {shlex.join(result.run.get('command', []))}",
     )

@@ -9,6 +9,7 @@ from launcher.report.page.axes import Scale
 from launcher.report.page.chart import Line, Mark, Spark, spark
 from launcher.report.page.faults import since
 from launcher.report.page.story import Story
+from launcher.report.page.tables import Table, filled
 from launcher.report.table import columns, number
 from launcher.verdict.advice import troubled
 from launcher.verdict.health import Health
@@ -16,11 +17,6 @@ from launcher.verdict.results import RunResult, Verdict, WorkerResult
 from model_check.utils.words import listed
 
 CALM = (Verdict.PASS, Verdict.STOPPED)
-
-
-class Table(Struct, frozen=True):
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
 
 
 class _Sparks(Struct, frozen=True):
@@ -44,15 +40,15 @@ def workers_table(result: RunResult, story: Story, said: Sequence[str]) -> Table
     """Those first of which there is something to say. `said`: since when, as the head has it."""
     order = [*troubled(result), *(w for w in result.workers if w.verdict in CALM)]
     names, (verdict, *_), *figures = columns(order)
-    every: list[Sequence[Any]] = [
-        names,
-        (verdict, *((str(w.verdict), *_state(w, result, story, said)) for w in order)),
-        ("device", *map(_device, order)),
-        *(_spark_column(sparks, order, story) for sparks in _SPARKS),
-        *figures,
-    ]
-    titles, *rows = zip(*(column for column in every if any(column[1:])), strict=True)
-    return Table(titles, rows)
+    return filled(
+        [
+            names,
+            (verdict, *((str(w.verdict), *_state(w, result, story, said)) for w in order)),
+            ("device", *map(_device, order)),
+            *(_spark_column(sparks, order, story) for sparks in _SPARKS),
+            *figures,
+        ]
+    )
 
 
 def not_blamed(result: RunResult) -> str:
