@@ -24,7 +24,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     still has to confirm."""
 
     make: str
-    """The function of `models.attention` that makes it: (deterministic) -> AttentionFn."""
+    """The function of `model_check.attention` that makes it: (deterministic) -> AttentionFn."""
     only_on: str | None = None
     """`cuda`; None: any device."""
     least_capability: tuple[int, int] = UNKNOWN
