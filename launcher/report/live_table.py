@@ -205,7 +205,7 @@ def _title(run: RunProgress, is_named: bool) -> str:
     if run.record.drill:
         parts.append(f"DRILL {printable(run.record.drill)}")
     if steps and run.record.steps is not None:
-        parts.append(f"step {min(steps) + 1:,} of {run.record.steps:,}")
+        parts.append(f"{min(steps) + 1:,} of {run.record.steps:,} steps")
     if run.eta_s is not None:
         parts.append(f"ETA {_minutes(run.eta_s)}")
     return " · ".join(parts)

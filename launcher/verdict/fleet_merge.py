@@ -151,7 +151,7 @@ def _do_now(findings: Sequence[Finding]) -> str:
         if any(each.severity is severity for each in condemned)
     ]
     if parts:
-        return f"{' '.join(parts)} --drain prints the commands."
+        return f"{' '.join(parts)} The same command with --drain prints what to type."
     if failed := [each for each in real if each.exit_code]:
         return f"See the report of {printable(failed[0].directory)}: it says what to do."
     if watched := [each for each in real if each.verdict is Verdict.WARN]:

@@ -60,8 +60,7 @@ _NOT_SEEN = "Run again: nobody saw how it ended."
 _STOPPED = "Run again: it was stopped, and nothing is known against any worker."
 _NOTHING = "Nothing. A longer run finds rarer faults."
 _SEE_STACKS = (
-    "See in the report where {who} stood, then run again: a GPU that hangs twice goes out of "
-    "service."
+    "See in the report where {who} stood, then run again: what hangs twice goes out of service."
 )
 _SEE_ALL_STACKS = (
     "No GPU is to blame: all fell silent together. See in the report where each stood; a command "
