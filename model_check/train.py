@@ -98,7 +98,7 @@ class Trainer:
         with closing(self._source.batches(self._first_sequence)) as stream, ExitStack() as stack:
             self._stream = stream
             for hook in self.hooks:
-                stack.push(_closing(hook))
+                stack.push(lambda _kind, error, _at, hook=hook: hook.close(error))
                 hook.begin()
             try:
                 self._train()
@@ -292,7 +292,3 @@ def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
     """The arguments of the model's forward pass."""
     tensors = (batch.inputs, batch.targets, batch.documents)
     return tuple(t.to(device, non_blocking=True) for t in tensors if t is not None)
-
-
-def _closing(hook: Hook) -> Callable[[object, BaseException | None, object], None]:
-    return lambda _kind, error, _at: hook.close(error)

@@ -3,12 +3,11 @@ computing it again, eagerly and with torch's hooks, from the weights before it."
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from model_check.engine.distributed.world import World
 from model_check.engine.optim import AdamW, total_norm
 from model_check.engine.results import StepMetrics
 from model_check.engine.uncompiled import uncompiled
@@ -76,7 +75,9 @@ def repeated_origin(context: StepContext, metrics: StepMetrics) -> tuple[Found |
     searching = searched(model, world.hooked)
     with uncompiled(model), searching as search, context.forward_context(), world.computing():
         for number, micro_batch in enumerate(data.micro_batches, start=1):
-            with _summing(world, is_last=number == len(data.micro_batches)):
+            # Replicas sum nothing: the gradients of this rank alone are of interest.
+            is_last = number == len(data.micro_batches)
+            with world.reducing(is_last) if world.is_sharded else nullcontext():
                 losses.append(backward(context, micro_batch, data.num_targets, is_shared=False))
             search.conclude()
     world.wait_for_device()
@@ -86,11 +87,6 @@ def repeated_origin(context: StepContext, metrics: StepMetrics) -> tuple[Found |
     # By all ranks, also by one that has found it: those that share a model sum their norms.
     norm = total_norm(optimizer.grad_norms())
     return found, found is not None or not is_finite(norm)
-
-
-def _summing(world: World, is_last: bool) -> AbstractContextManager[object]:
-    """Replicas sum nothing: the gradients of this rank alone are of interest."""
-    return world.reducing(is_last) if world.is_sharded else nullcontext()
 
 
 def _of_loss(loss: float) -> Origin:
