@@ -34,9 +34,10 @@ examples:
 
 def watch(argv: Sequence[str]) -> int:
     """Until all runs are over or somebody types q. Returns 0. Raises UsageError."""
+    directories = _directories(argv)
     out = sys.stdout.fileno()
     can_move = can_have_one(out)
-    with closing(LiveTable([watched(path) for path in _directories(argv)])) as table:
+    with closing(LiveTable([watched(path) for path in directories])) as table:
         if can_move and sys.stdin.isatty():
             _follow(table, out)
         columns = shutil.get_terminal_size().columns
