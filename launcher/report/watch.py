@@ -1,4 +1,4 @@
-"""`watch [RUN_DIR ...]`: runs as they go, as a table that is drawn again each second."""
+"""`watch [RUN_DIR ...]`: runs as they go, as a table that is drawn again twice a second."""
 
 import os
 import select
@@ -20,7 +20,7 @@ from model_check.utils.project_files import COMMAND
 from model_check.utils.standard_streams import put
 
 _LATEST = Path(".logs/latest")
-_EVERY_S = 1.0
+_EVERY_S = 0.5
 _ABOUT = """\
 Watch runs while they go: phase, step, loss, speed, heat. From their files alone, so
 over ssh and as often as you like; a run does not notice. `q` ends the watching.
