@@ -18,8 +18,15 @@ Draw = Callable[[int, int], Sequence[str]]
 
 
 def can_have_one(fd: int) -> bool:
-    """Whether `fd` is a terminal that can move its cursor."""
-    return os.isatty(fd) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+    """Whether `fd` is a terminal that can move its cursor and has room: that of a container without
+    a person has no size."""
+    can_move = os.isatty(fd) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+    return can_move and _has_room(fd)
+
+
+def _has_room(fd: int) -> bool:
+    columns, rows = os.get_terminal_size(fd)
+    return columns >= _LEAST_COLUMNS and rows >= _LEAST_ROWS
 
 
 def other_lines(texts: Sequence[str]) -> list[str]:
@@ -55,10 +62,9 @@ class Panel:
 
     def _lines(self) -> list[str]:
         """None while another program has the terminal, or where there is no room."""
-        columns, rows = os.get_terminal_size(self._fd)
-        has_room = columns >= _LEAST_COLUMNS and rows >= _LEAST_ROWS
-        if not (has_room and self._is_ours()):
+        if not (_has_room(self._fd) and self._is_ours()):
             return []
+        columns, rows = os.get_terminal_size(self._fd)
         try:
             return [*self._draw(columns, rows - 1)]
         except Exception as error:  # the lines above it matter more

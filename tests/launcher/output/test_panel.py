@@ -92,11 +92,14 @@ def test_the_lines_of_steps_are_those_of_the_panel() -> None:
 
 
 @pytest.mark.parametrize("term", ["dumb", "", None])
-def test_a_terminal_that_cannot_move_its_cursor_has_none(
+def test_a_terminal_without_a_size_or_that_cannot_move_its_cursor_has_none(
     fd: int, term: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     assert can_have_one(fd)
+    resize(fd, 0, 0)
+    assert not can_have_one(fd)
+    resize(fd, 80, 24)
     monkeypatch.setenv("TERM", term) if term is not None else monkeypatch.delenv("TERM")
     assert not can_have_one(fd)
 
