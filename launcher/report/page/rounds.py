@@ -33,6 +33,8 @@ def rounds_page(result: RoundsResult) -> str:
 def _answers(result: RoundsResult) -> Iterator[tuple[str, Any]]:
     yield "do now", result.do_now
     yield "what", result.summary
+    yield "which", listed(result.culprits)
+    yield "since", next((each.name for each in result.rounds if each.exit_code), None)
     if result.max_rate is not None:
         bound = f"errors in fewer than {result.max_rate:.2%} of steps (95 %)"
         yield "not shown", f"{bound}: {result.compared_steps:,} were compared"
