@@ -15,18 +15,22 @@ import argparse
 import math
 import os
 import platform
+import pty
 import select
 import shutil
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fcntl import ioctl
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +79,8 @@ class Run:
     """A running launcher, and what was observed of it."""
 
     process: "subprocess.Popen[bytes]"
+    fd: int | None
+    """What it writes comes out here; None: it writes to a file."""
     dir: Path
     started: float
     num_lines: int = 0
@@ -87,14 +93,19 @@ class Run:
 
     def watch(self) -> None:
         """Read the terminal to its end, as fast as it comes, and sample the memory."""
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
         rest = b""
-        while data := os.read(fd, 1 << 20):
+        while data := self.read():
             self.num_lines += data.count(b"\n")
             self.seen += [time.monotonic()] * (rest + data).count(b"hello")
             rest = data[-4:]  # a word may come in two pieces
             self.sample()
+
+    def read(self) -> bytes:
+        assert self.fd is not None, "its lines go to a file"
+        try:
+            return os.read(self.fd, 1 << 20)
+        except OSError:  # EIO: nobody has the terminal open any more
+            return b""
 
     def sample(self) -> None:
         for line in read(f"/proc/{self.process.pid}/status").splitlines():
@@ -123,23 +134,36 @@ class Run:
         return [int(path.name.split(".")[1]) for path in self.dir.glob("up.*[0-9]")]
 
 
+def output(terminal: str, directory: Path) -> tuple[int | None, int]:
+    """Returns where to read and where it writes."""
+    if terminal == "pipe":
+        return os.pipe()
+    if terminal == "file":
+        return None, os.open(directory / "terminal", os.O_WRONLY | os.O_CREAT)
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+    return ours, theirs
+
+
 @contextmanager
 def launched(
     command: Command, num_workers: int, mode: Sequence[str], terminal: str = "pipe"
 ) -> Iterator[Run]:
-    """Start it on `terminal` (`pipe`: read at once; `file`). Processes that remain are killed."""
+    """Start it on `terminal` (`pipe`, `pty`: read at once; `file`). Processes that remain are
+    killed."""
     directory = Path(tempfile.mkdtemp(prefix="launcher-benchmark-"))
     worker = [sys.executable, "-I", "-S", str(WORKER), str(directory), str(num_workers), *mode]
     argv = command(num_workers, worker, directory)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MODEL_CHECK_HISTORY_FILE": ""}
-    with (directory / "terminal").open("wb") as file, (directory / "stderr").open("wb") as errors:
-        stdout = subprocess.PIPE if terminal == "pipe" else file
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MODEL_CHECK_HISTORY_FILE": "", "TERM": "xterm"}
+    fd, stdout = output(terminal, directory)
+    with (directory / "stderr").open("wb") as errors:
         started = time.monotonic()
         process = subprocess.Popen(
             argv, stdout=stdout, stderr=errors, env=env, cwd=directory, start_new_session=True
         )
-    run = Run(process, directory, started)
-    if terminal == "pipe":
+    os.close(stdout)
+    run = Run(process, fd, directory, started)
+    if fd is not None:
         run.reader.start()
     try:
         yield run
@@ -148,11 +172,11 @@ def launched(
             os.killpg(process.pid, signal.SIGKILL)  # its helpers hold the pipe open, too
         process.wait()
         kill_workers(directory)
-        if process.stdout is not None:
+        if fd is not None:
             while run.reader.is_alive():  # somebody was between fork and exec, and holds the pipe
                 kill_workers(directory)
                 run.reader.join(0.05)
-            process.stdout.close()
+            os.close(fd)
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -171,9 +195,9 @@ def eighth_line_s(command: Command) -> float:
         return run.seen[7] - run.started
 
 
-def all_gone_s(command: Command, obeys: str = "obedient") -> float:
+def all_gone_s(command: Command, obeys: str = "obedient", terminal: str = "pipe") -> float:
     """From the stamp of the worker that fails until the launcher and all workers are dead."""
-    with launched(command, 8, ["one-fails", obeys, "quiet"]) as run:
+    with launched(command, 8, ["one-fails", obeys, "quiet"], terminal) as run:
         run.wait_for_stamps("up", 8)
         pidfds = [fd for pid in run.pids() if (fd := hold(pid)) is not None]
         run.process.wait(HANG_S)
@@ -266,6 +290,7 @@ def measures(quick: bool, few: int) -> list[Measure]:
         Measure("eighth line of 8 workers, s", few, eighth_line_s),
         Measure("failure to the last worker dead, s", few, workers_gone_s),
         Measure("failure to all gone, launcher too, s", few, all_gone_s),
+        Measure("same, on a terminal, s", few, lambda command: all_gone_s(command, terminal="pty")),
         Measure("same, workers ignore SIGTERM, s", slow, stubborn_gone_s),
         # honcho had not ended this one after 60 s: lines and ends of workers come in one queue, a
         # line at a time, so a death is seen when all that was written before it is shown, and the
@@ -275,6 +300,12 @@ def measures(quick: bool, few: int) -> list[Measure]:
             f"{flood} to a pipe, lines/s",
             few,
             lambda command: lines_per_s(command, num_lines, "pipe"),
+            *(True, True, "{:,.0f}"),
+        ),
+        Measure(
+            f"{flood} to a terminal, lines/s",
+            few,
+            lambda command: lines_per_s(command, num_lines, "pty"),
             *(True, True, "{:,.0f}"),
         ),
         Measure(

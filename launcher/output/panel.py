@@ -18,24 +18,17 @@ Draw = Callable[[int, int], Sequence[str]]
 
 
 def can_have_one(fd: int) -> bool:
-    """Whether `fd` is a terminal that can move its cursor and has room: that of a container without
-    a person has no size."""
-    can_move = os.isatty(fd) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
-    return can_move and _has_room(fd)
-
-
-def _has_room(fd: int) -> bool:
-    columns, rows = os.get_terminal_size(fd)
-    return columns >= _LEAST_COLUMNS and rows >= _LEAST_ROWS
+    """Whether `fd` is a terminal that can move its cursor."""
+    return os.isatty(fd) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
 def other_lines(texts: Sequence[str]) -> list[str]:
-    """Those that a panel does not show: a step's line has its row there."""
+    """Returns the lines that are of no step: a panel shows steps."""
     return [text for text in texts if not _STEP_LINE.search(text)]
 
 
 class Panel:
-    """Belongs to the thread that writes."""
+    """It belongs to the thread that writes; others may ask whether it `has_place`."""
 
     def __init__(self, fd: int, draw: Draw) -> None:
         self._fd, self._draw = fd, draw
@@ -43,10 +36,12 @@ class Panel:
         self._drawn: list[str] = []
         self._drawn_at = float("-inf")
         self._awake_at = time.monotonic()
+        self.has_place = self._finds_place()
+        """False while another program has the terminal, and where there is no room."""
 
     def below(self, data: bytes, *, is_over: bool = False) -> bytes:
-        """What to write so that `data`, whole lines, stands above the panel; nothing where nothing
-        is new. `is_over`: the panel goes."""
+        """Returns what puts `data`, whole lines, above the panel; nothing where nothing is new.
+        `is_over`: the panel goes."""
         now = time.monotonic()
         if now - self._awake_at > _ASLEEP_S:
             self._shown = []
@@ -61,14 +56,25 @@ class Panel:
         return (_BEGIN + before).encode() + data + (text + _END).encode()
 
     def _lines(self) -> list[str]:
-        """None while another program has the terminal, or where there is no room."""
-        if not (_has_room(self._fd) and self._is_ours()):
+        self.has_place = self._finds_place()
+        if not self.has_place:
             return []
-        columns, rows = os.get_terminal_size(self._fd)
+        columns, rows = self._size()
         try:
             return [*self._draw(columns, rows - 1)]
         except Exception as error:  # the lines above it matter more
             return [f"no live table: {type(error).__name__}: {error}"[: columns - 1]]
+
+    def _finds_place(self) -> bool:
+        columns, rows = self._size()
+        return columns >= _LEAST_COLUMNS and rows >= _LEAST_ROWS and self._is_ours()
+
+    def _size(self) -> tuple[int, int]:
+        """Returns columns and rows; (0, 0) where a terminal tells none, or is gone."""
+        try:
+            return os.get_terminal_size(self._fd)
+        except OSError:
+            return 0, 0
 
     def _is_ours(self) -> bool:
         """Whether no other program has the terminal by now."""
@@ -78,11 +84,11 @@ class Panel:
             return True
 
     def _erase(self) -> str:
-        """Back to its first line, and all below it cleared. A terminal that has become narrower has
-        broken its lines."""
+        """Returns what goes back to its first line and clears all below. A terminal that has become
+        narrower has broken its lines."""
         if not self._shown:
             return ""
-        columns = max(1, os.get_terminal_size(self._fd).columns)
+        columns = max(1, self._size()[0])
         widths = [len(_CODES.sub("", line)) for line in self._shown]
         rows = sum(max(1, -(-width // columns)) for width in widths)
         return f"\r\x1b[{rows}A\x1b[J"

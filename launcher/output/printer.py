@@ -57,8 +57,8 @@ class Printer:
 
     @contextmanager
     def showing(self, draw: Draw) -> Iterator[None]:
-        """Keep what `draw` makes below all lines, and leave out those of steps. The thread that
-        writes calls it four times a second. On what is no terminal, nothing."""
+        """Keep what `draw` makes below all lines, and leave the lines of steps out meanwhile. The
+        thread that writes calls it four times a second. On what is no terminal nothing happens."""
         if self._is_plain or not can_have_one(self._fd):
             yield
             return
@@ -76,9 +76,11 @@ class Printer:
     def lines(self, prefix: str, texts: Sequence[str]) -> None:
         """Lines that are safe to print (`view.escape`), without another's between them. Those of
         our own programs, which a panel tells of, are broken as the launcher's are."""
-        has_panel = self._panel is not None and not self._is_panel_over
-        texts = other_lines(texts) if has_panel else texts
-        if has_panel or prefix == LAUNCHER_PREFIX:
+        panel = None if self._is_panel_over else self._panel
+        is_ours = panel is not None or prefix == LAUNCHER_PREFIX
+        if panel is not None and panel.has_place:
+            texts = other_lines(texts)
+        if is_ours:
             texts = for_terminal(texts, self._fd, prefix)
         if texts:
             self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)

@@ -1,4 +1,4 @@
-"""A run as it goes, a row for each worker: below its own lines on a terminal, and in `watch`."""
+"""This draws a run as it goes, a row for each worker: below its own lines, and in `watch`."""
 
 import io
 import time
@@ -43,8 +43,8 @@ Column = tuple[str, list[Text]]
 
 
 class LiveTable:
-    """Of runs and comparisons, whose directories are looked at again each time. The one place that
-    imports rich, in 0.1 s: for a terminal alone, and when the workers have begun."""
+    """It looks at directories of runs and comparisons again each time. This file alone imports
+    rich, which takes 0.1 s: for a terminal, and when the workers have begun."""
 
     def __init__(self, them: Sequence[Watched | WatchedComparison]) -> None:
         self._them = them
@@ -58,14 +58,14 @@ class LiveTable:
         return all(each.is_over for each in self._them)
 
     def lines(self, columns: int, *, has_colours: bool = True) -> list[str]:
-        """As a terminal of this width shows them."""
+        """Returns all runs as a terminal of this width shows them."""
         runs = self._look()
         parts = [part for run in runs for part in _parts(run, columns)]
         return self._printed(parts or [Text("no training has begun yet")], columns, has_colours)
 
     def rows(self, columns: int, rows: int) -> list[str]:
-        """Of the runs that go on, in so little room: a run shows its own table, or that of its
-        arms, which have names."""
+        """Returns the runs that go on, in so few rows: a run's own table, or those of arms, which
+        have names."""
         going = [run for run in self._look() if run.verdict is None]
         now_ns, are_several = time.monotonic_ns(), len(going) > 1
         tables = [run_table(run, columns, now_ns, is_named=are_several) for run in going]
@@ -90,7 +90,7 @@ class LiveTable:
 
 
 def cut(lines: list[str], rows: int) -> list[str]:
-    """As many as there is room for."""
+    """Returns as many lines as there is room for."""
     if len(lines) <= rows:
         return lines
     return [*lines[: rows - 1], f"... {len(lines) - rows + 1} more: bash run.sh watch"]
@@ -103,7 +103,7 @@ def _parts(run: RunProgress, columns: int) -> Iterator[RenderableType]:
 
 
 def run_table(run: RunProgress, width: int, now_ns: int, *, is_named: bool) -> RenderableType:
-    """Title, and a row for each worker. `is_named`: the title tells its directory."""
+    """Returns a title, and a row for each worker. `is_named`: the title tells its directory."""
     columns, gap = _columns(run, width), 2 if width >= 100 else 1
     room = width - sum(gap + _width(column) for column in columns)
     while room < _LEAST_NOTE and (spare := next(filter(_is_spare, reversed(columns)), None)):
@@ -116,15 +116,15 @@ def run_table(run: RunProgress, width: int, now_ns: int, *, is_named: bool) -> R
             title, justify="right" if is_number else "left", min_width=_width((title, cells))
         )
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(1, room))
-    for name, row in zip(
-        run.workers, zip(*(cells for _, cells in columns), strict=True), strict=True
-    ):
-        table.add_row(*row, _note(name, run, now_ns))
+    rows = zip(*(cells for _, cells in columns), strict=True)
+    equal_steps = run.equal_steps
+    for name, row in zip(run.workers, rows, strict=True):
+        table.add_row(*row, next(_notes(name, run, equal_steps.get(name, 0), now_ns)))
     return Group(Text(_title(run, is_named), style="bold", overflow="fold"), table)
 
 
 def _columns(run: RunProgress, width: int) -> list[Column]:
-    """All of which something is known, as far as a terminal of this width has room."""
+    """Returns the columns of which something is known and that this width has room for."""
     workers, steps = list(run.workers.values()), run.record.steps
     found: list[Column] = [("worker", [Text(name) for name in run.workers])]
     if width >= 120:
@@ -156,12 +156,8 @@ def _bar(step: int | None, steps: int) -> Text:
     return Text.assemble(("━" * full, "green"), ("─" * (_BAR - full), "dim"))
 
 
-def _note(name: str, run: RunProgress, now_ns: int) -> Text:
-    """The gravest of what is to be said of a worker; else what it does."""
-    return next(_notes(name, run, now_ns))
-
-
-def _notes(name: str, run: RunProgress, now_ns: int) -> Iterator[Text]:
+def _notes(name: str, run: RunProgress, equal_steps: int, now_ns: int) -> Iterator[Text]:
+    """Yields what is to be said of a worker, the gravest first; in the end what it does."""
     worker = run.workers[name]
     found = symptoms(name, health) if (health := worker.gpu.health()) is not None else []
     gravest = worst(found) if found else None
@@ -182,16 +178,14 @@ def _notes(name: str, run: RunProgress, now_ns: int) -> Iterator[Text]:
         yield Text(printable(gravest.figure), style=_STYLES[gravest.severity])
     # A command of your own tells nothing.
     unheard = "" if run.record.steps is None else "waiting"
-    equal = run.equal_steps.get(name, 0)
     state = facts.state or unheard
-    if state == "train" and equal:
-        yield Text.assemble((f"equal, {equal:,} steps", "green"))
-    is_bad = state == "NaN" or state.startswith("exit ")
-    yield Text(state or worker.last_line, style="bold red" if is_bad else "")
+    if state == "train" and equal_steps:
+        yield Text(f"equal, {equal_steps:,} steps", style="green")
+    yield Text(state or worker.last_line, style="bold red" if state.startswith("exit ") else "")
 
 
 def _quiet_s(worker: WorkerProgress, now_ns: int) -> float | None:
-    """How long a worker that trains has said nothing; None: not unusually long."""
+    """Returns how long a worker that trains has said nothing; None: not unusually long."""
     if worker.facts.state != "train" or worker.facts.is_finished or not worker.recent:
         return None
     quiet_s = (now_ns - worker.heard_ns) / 1e9

@@ -18,7 +18,7 @@ from launcher.verdict.agreement import Agreement
 from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.record import RunRecord
 from model_check.errors import UsageError
-from model_check.events import Event, Metrics, Phase, Step, Telemetry, decode, decode_gpu
+from model_check.events import Done, Event, Metrics, Phase, Step, Telemetry, decode, decode_gpu
 from model_check.utils.held import hold_unlinked
 from model_check.utils.words import printable, printable_lines
 from model_check.utils.worker_env import telemetry_path
@@ -145,11 +145,17 @@ class RunProgress:
 
     def _compare(self, worker: str, event: Event) -> None:
         """What exactly differs, the run itself tells."""
-        if isinstance(event, Phase) and event.name in ("build", "train"):
-            self._agreement.identify(worker, event.detail)
-        if not isinstance(event, Step) or self.record.not_compared is not None:
+        if self.record.not_compared is not None:
             return
-        if (found := self._agreement.record(worker, event)) is not None:
+        found = None
+        match event:
+            case Phase(name="build" | "train"):
+                self._agreement.identify(worker, event.detail)
+            case Step():
+                found = self._agreement.record(worker, event)
+            case Done():
+                found = self._agreement.leave(worker)
+        if found is not None:
             apart = found.odd or [*found.bits]
             self.differs |= {name: found.step for name in apart if name not in self.differs}
             for name in apart:

@@ -2,17 +2,11 @@
 
 import json
 import os
-import pty
-import select
 import signal
-import struct
-import subprocess
-import termios
-import time
+import sys
 from collections.abc import Callable, Iterator
-from fcntl import ioctl
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,90 +14,36 @@ from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher
 from tests.e2e.test_telemetry import gpu
 from tests.nvml_fake.build import build, environment, scenario, xid
-from tests.screen import Screen
-
-
-class Run:
-    """A run on a terminal of its own."""
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        *argv: str,
-        columns: int = 80,
-        is_held: bool = False,
-        **env: str,
-    ) -> None:
-        """`is_held`: it takes no output."""
-        self.fd, theirs = pty.openpty()
-        if is_held:
-            termios.tcflow(theirs, termios.TCOOFF)
-        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        self.screen = Screen()
-        self.process = subprocess.Popen(
-            launcher.arguments(*argv),
-            cwd=launcher.cwd,
-            env=launcher.env | {"TERM": "xterm", "NO_COLOR": "1"} | env | launcher.own,
-            stdin=subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-        os.close(theirs)
-
-    def row(self, worker: str) -> str:
-        """The worker's, as it stands now; empty: there is none."""
-        rows = [line for line in self.screen.lines if line.startswith(f"{worker} ")]
-        return rows[-1] if rows else ""
-
-    def until(self, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not is_so():
-            assert time.monotonic() < deadline, self.screen.lines
-            assert self._read(), self.screen.lines
-
-    def rest(self) -> list[str]:
-        while self._read():
-            pass
-        return self.screen.lines
-
-    def _read(self) -> bool:
-        """False: the program is gone."""
-        if not select.select([self.fd], [], [], DEADLINE_S)[0]:
-            return False
-        try:
-            read = os.read(self.fd, 65536)
-        except OSError:
-            return False
-        self.screen.write(read.decode(errors="replace"))
-        return bool(read)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.fd)
+from tests.terminal import Terminal
 
 
 @pytest.fixture
-def on_terminal(scripted: Launcher) -> Iterator[Callable[..., Run]]:
-    runs: list[Run] = []
+def on_terminal(scripted: Launcher) -> Iterator[Callable[..., Terminal]]:
+    """Starts a run, or another verb, on a terminal."""
+    terminals: list[Terminal] = []
 
-    def start(*argv: str, **more: Any) -> Run:
-        runs.append(Run(scripted, *argv, **more))
-        return runs[-1]
+    def start(
+        *argv: str, verb: str = "", columns: int = 80, is_held: bool = False, **env: str
+    ) -> Terminal:
+        program = [sys.executable, "-m", scripted.module, verb, *argv]
+        command = program if verb else scripted.arguments(*argv)
+        environ = scripted.env | env | scripted.own
+        terminals.append(Terminal(command, scripted.cwd, environ, columns=columns, is_held=is_held))
+        return terminals[-1]
 
     yield start
-    for run in runs:
-        run.close()
+    for terminal in terminals:
+        terminal.close()
 
 
 def test_a_row_for_each_worker_and_no_line_for_each_step(
-    on_terminal: Callable[..., Run], scripted: Launcher
+    on_terminal: Callable[..., Terminal], scripted: Launcher
 ) -> None:
     run = on_terminal("--workers", "3", "--max-steps", "40", RESTS="0.05")
     run.until(lambda: "equal, " in run.row("CPU2"))
     assert [bool(run.row(f"CPU{n}")) for n in range(4)] == [True, True, True, False]
-    lines = run.rest()
+    run.rest()
+    lines = run.screen.lines
     assert run.process.wait(DEADLINE_S) == 0
     assert lines[-2].startswith("[launcher] ")
     assert any(line.startswith("[launcher] PASS: ") for line in lines)
@@ -112,42 +52,52 @@ def test_a_row_for_each_worker_and_no_line_for_each_step(
     assert (scripted.cwd / "run" / "cpu1.log").read_text().count("Step [") == 40
 
 
-def test_plain_prints_a_line_for_each_step_and_no_table(on_terminal: Callable[..., Run]) -> None:
+def test_plain_prints_a_line_for_each_step_and_no_table(
+    on_terminal: Callable[..., Terminal],
+) -> None:
     run = on_terminal("--plain", "--workers", "2", "--max-steps", "3")
-    lines = run.rest()
+    run.rest()
+    lines = run.screen.lines
     assert sum("[CPU1] Step [" in line for line in lines) == 3
     assert not any(line.startswith("worker ") for line in lines)
 
 
 def test_the_lines_of_a_command_are_all_that_is_known_of_it(
-    on_terminal: Callable[..., Run],
+    on_terminal: Callable[..., Terminal],
 ) -> None:
-    lines = on_terminal("--workers", "1", "--", "echo", "Step [1/2] | mine").rest()
-    assert "[CPU0] Step [1/2] | mine" in lines
+    run = on_terminal("--workers", "1", "--", "echo", "Step [1/2] | mine")
+    assert "[CPU0] Step [1/2] | mine" in run.rest()
 
 
 def test_one_that_differs_one_that_is_silent_and_an_end_by_ctrl_c(
-    on_terminal: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    on_terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drill = ("debug.drill=flip@5:CPU1", "launch.on_suspect=continue")
     run = on_terminal("--workers", "3", "--max-steps", "100000", *drill, RESTS="0.05")
     run.until(lambda: "differs at step 5" in run.row("CPU1"))
     run.until(lambda: "equal, " in run.row("CPU0"))
     os.killpg(run.process.pid, signal.SIGINT)
-    lines = run.rest()
+    run.rest()
+    lines = run.screen.lines
     assert run.process.wait(DEADLINE_S) == 130
     assert not run.row("CPU0")
     assert any("SIGINT received" in line for line in lines)
 
 
-def test_who_is_silent_is_told_and_that_the_others_wait(on_terminal: Callable[..., Run]) -> None:
+def test_who_is_silent_is_told_and_that_the_others_wait(
+    on_terminal: Callable[..., Terminal],
+) -> None:
     run = on_terminal("--workers", "2", "--max-steps", "100000", STOPS_AFTER="CPU1 4")
     run.until(lambda: "the others wait for it" in run.row("CPU1"))
     assert run.row("CPU1").split("silent for ")[1].startswith("1")
 
 
+def _says(terminal: Terminal, worker: str, note: str) -> bool:
+    return note in terminal.row(worker)
+
+
 def test_an_xid_and_heat_stand_in_the_rows_of_their_gpus(
-    on_terminal: Callable[..., Run], tmp_path: Path
+    on_terminal: Callable[..., Terminal], tmp_path: Path
 ) -> None:
     hot = gpu(2, clocks_event_reasons="0x40")
     (tmp_path / "scenario").write_text(scenario([gpu(0), gpu(1), hot], [xid(1, 79, 3000)]))
@@ -157,12 +107,18 @@ def test_an_xid_and_heat_stand_in_the_rows_of_their_gpus(
     run = on_terminal(*options, columns=160, **env)
     run.until(lambda: "H100" in run.row("GPU0") and "98%" in run.row("GPU0"))
     run.until(lambda: "hardware thermal slowdown" in run.row("GPU2"))
-    run.until(lambda: "Xid 79 (the GPU has fallen off the bus)" in run.row("GPU1"))
-    assert "equal" in run.row("GPU0")
+    watch = on_terminal("run", verb="watch", columns=160)
+    for terminal in (run, watch):
+        for worker, note in (
+            ("GPU0", "equal, "),
+            ("GPU1", "Xid 79 (the GPU has fallen off the bus)"),
+            ("GPU2", "hardware thermal slowdown"),
+        ):
+            terminal.until(partial(_says, terminal, worker, note))
 
 
 def test_a_terminal_that_takes_nothing_holds_no_run_up(
-    on_terminal: Callable[..., Run], scripted: Launcher
+    on_terminal: Callable[..., Terminal], scripted: Launcher
 ) -> None:
     """Ctrl-S, and nobody comes back."""
     run = on_terminal("--workers", "2", "--max-steps", "200", is_held=True)

@@ -1,18 +1,10 @@
 """`watch`: a run as a table, on a real terminal; it leaves the run alone."""
 
 import json
-import os
-import pty
 import re
-import select
 import signal
-import struct
-import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
-from fcntl import ioctl
 from pathlib import Path
 
 import pytest
@@ -20,56 +12,12 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher
 from tests.e2e.test_run import read_until
+from tests.terminal import Terminal
 
 
-class Terminal:
-    """A `watch` on a terminal of its own."""
-
-    def __init__(self, launcher: Launcher, *argv: str, columns: int = 80) -> None:
-        self.fd, theirs = pty.openpty()
-        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", launcher.module, "watch", *argv],
-            cwd=launcher.cwd,
-            env=launcher.env | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def until(self, text: str) -> str:
-        """What was shown, once it holds `text`."""
-        deadline = time.monotonic() + DEADLINE_S
-        while text not in self.seen:
-            assert time.monotonic() < deadline, self.seen
-            assert self._read(), self.seen
-        return self.seen
-
-    def rest(self) -> str:
-        while self._read():
-            pass
-        return self.seen
-
-    def type(self, key: str) -> None:
-        os.write(self.fd, key.encode())
-
-    def _read(self) -> bool:
-        """False: the program is gone."""
-        if not select.select([self.fd], [], [], DEADLINE_S)[0]:
-            return False
-        try:
-            read = os.read(self.fd, 65536)
-        except OSError:
-            return False
-        self.seen += read.decode(errors="replace")
-        return bool(read)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.fd)
+def watch(launcher: Launcher, *argv: str, columns: int = 80) -> Terminal:
+    command = [sys.executable, "-m", launcher.module, "watch", *argv]
+    return Terminal(command, launcher.cwd, launcher.env, columns=columns)
 
 
 @pytest.fixture
@@ -85,10 +33,9 @@ def test_a_run_is_watched_while_it_goes_and_left_alone(
 ) -> None:
     run = scripted.start("--max-steps", "100000", RESTS="0.05")
     seen = read_until(run, "[CPU1] Step [1/")
-    terminals.append(Terminal(scripted))
-    shown = terminals[0].until("CPU1")
-    assert "step" in shown
-    assert "q: leave" in shown
+    terminals.append(watch(scripted))
+    terminals[0].until(lambda: bool(terminals[0].row("CPU1")))
+    assert "q: leave" in terminals[0].screen.lines
     terminals[0].type("q")
     assert "equal, " in terminals[0].rest()
     assert terminals[0].process.wait(DEADLINE_S) == 0
@@ -102,8 +49,8 @@ def test_its_end_ends_the_watching_with_the_verdict(
 ) -> None:
     run = scripted.start("--max-steps", "100000", RESTS="0.05")
     seen = read_until(run, "[CPU1] Step [1/")
-    terminals.append(Terminal(scripted, columns=200))
-    terminals[0].until("norm")  # where there is room
+    terminals.append(watch(scripted, columns=200))
+    terminals[0].until(lambda: "norm" in terminals[0].seen)  # where there is room
     run.send_signal(signal.SIGINT)
     scripted.finish(run, seen)
     assert "SIGINT received (exit code 130)" in terminals[0].rest()

@@ -4,15 +4,14 @@ import os
 import pty
 import struct
 import termios
-import threading
 from collections.abc import Iterator
 from fcntl import ioctl
+from typing import Any
 
 import pytest
 
 from launcher.output.panel import Panel, can_have_one, other_lines
 from launcher.output.printer import Printer
-from tests.deadline import DEADLINE_S
 from tests.screen import Screen
 
 
@@ -92,51 +91,80 @@ def test_the_lines_of_steps_are_those_of_the_panel() -> None:
 
 
 @pytest.mark.parametrize("term", ["dumb", "", None])
-def test_a_terminal_without_a_size_or_that_cannot_move_its_cursor_has_none(
+def test_a_terminal_that_cannot_move_its_cursor_has_none(
     fd: int, term: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     assert can_have_one(fd)
-    resize(fd, 0, 0)
-    assert not can_have_one(fd)
-    resize(fd, 80, 24)
     monkeypatch.setenv("TERM", term) if term is not None else monkeypatch.delenv("TERM")
     assert not can_have_one(fd)
 
 
-def told(printer: Printer, ours: int) -> str:
-    """All that the terminal got, once the printer is closed."""
-    assert printer.close(60)
-    return os.read(ours, 1 << 16).decode()
+class Terminal:
+    """It shows a printer's panel while it is open."""
+
+    def __init__(self, columns: int = 80, *, is_plain: bool = False) -> None:
+        self.ours, self.theirs = pty.openpty()
+        resize(self.theirs, columns, 24)
+        self.printer = Printer(self.theirs, is_plain=is_plain)
+        self.got = ""
+
+    def draw(self, columns: int, rows: int) -> list[str]:
+        return ["the table"]
+
+    def until_shown(self) -> None:
+        while "the table" not in self.got:
+            self.got += os.read(self.ours, 1 << 16).decode()
+
+    def lines(self) -> list[str]:
+        """All that stands there in the end."""
+        assert self.printer.close(60)
+        screen = Screen()
+        screen.write(self.got + os.read(self.ours, 1 << 16).decode())
+        os.close(self.ours)
+        os.close(self.theirs)
+        return screen.lines
 
 
-def test_a_printer_shows_it_below_and_leaves_out_the_lines_of_steps(
+STEP = ["[GPU0] Step [1/2] | Loss: 9.0"]
+OTHERS = ["[GPU0] a word", "[GPU0] Step [2/2] | Loss: 9.0", ""]
+
+
+@pytest.mark.parametrize(
+    ("how", "lines"),
+    [
+        ({}, OTHERS),
+        ({"is_plain": True}, [*STEP, *OTHERS]),
+        # That of a container without a person tells no size.
+        ({"columns": 0}, [*STEP, *OTHERS]),
+    ],
+    ids=["shown", "plain", "no size"],
+)
+def test_the_lines_of_steps_are_left_out_while_it_is_shown(
+    how: dict[str, Any], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal(**how)
+    with terminal.printer.showing(terminal.draw):
+        if not how:
+            terminal.until_shown()
+        terminal.printer.lines("[GPU0] ", ["Step [1/2] | Loss: 9.0", "a word"])
+    terminal.printer.lines("[GPU0] ", ["Step [2/2] | Loss: 9.0"])
+    assert terminal.lines() == lines
+
+
+def test_a_terminal_that_goes_ends_the_printing_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    drawn = threading.Event()
-
-    def draw(columns: int, rows: int) -> list[str]:
-        drawn.set()
-        return ["the table"]
-
-    for is_plain in (False, True):
-        ours, theirs = pty.openpty()
-        resize(theirs, 80, 24)
-        printer = Printer(theirs, is_plain=is_plain)
-        with printer.showing(draw):
-            assert is_plain or drawn.wait(DEADLINE_S)
-            printer.lines("[GPU0] ", ["Step [1/2] | Loss: 9.0", "a word"])
-        printer.lines("[GPU0] ", ["Step [2/2] | Loss: 9.0"])
-        text = told(printer, ours)
-        screen = Screen()
-        screen.write(text)
-        step = ["[GPU0] Step [1/2] | Loss: 9.0"] if is_plain else []
-        after = ["[GPU0] a word", "[GPU0] Step [2/2] | Loss: 9.0", ""]
-        assert screen.lines == [*step, *after]
-        assert ("the table" in text) is not is_plain
-        os.close(ours)
-        os.close(theirs)
+    terminal = Terminal()
+    with terminal.printer.showing(terminal.draw):
+        terminal.until_shown()
+        os.close(terminal.ours)
+        terminal.printer.lines("[GPU0] ", ["a word"])
+    assert terminal.printer.close(60)
+    assert terminal.printer.dropped_lines == 0
+    os.close(terminal.theirs)
 
 
 def test_a_terminal_that_blocks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
