@@ -83,7 +83,7 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from model_check.engine.saving.saver import Saver
-    from model_check.forensics.fingerprint_kernel import fingerprint_for
+    from model_check.forensics.fingerprint import fingerprint_for
 
     with tempfile.TemporaryDirectory() as directory:
         trainer = make_trainer(options.hidden, Path(directory))

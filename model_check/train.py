@@ -202,27 +202,25 @@ def accumulate(context: StepContext, data: StepData) -> Tensor:
     for watcher in context.watchers:
         watcher.begin(data.step)
     losses = []
+    summed_loss = context.world.summed_loss(context.model)  # once a step: what is noted begins anew
     with context.forward_context():  # one for all micro-batches: the weights are cast once a step
         for number, micro_batch in enumerate(data.micro_batches, start=1):
             with context.world.reducing(number == len(data.micro_batches)):
-                losses.append(backward(context, micro_batch, data.num_targets))
+                losses.append(backward(context, summed_loss, micro_batch, data.num_targets))
     return torch.stack(losses).sum()
 
 
 def backward(
     context: StepContext,
+    summed_loss: Callable[..., Tensor],
     micro_batch: tuple[Tensor, ...],
     num_targets: int,
-    *,
-    is_shared: bool = True,
 ) -> Tensor:
     """Add one micro-batch's gradients; return its share of the step's mean loss, over `num_targets`
-    targets. `is_shared`: with the other ranks of the job."""
-    model, scale = context.model, context.optimizer.loss_scale
-    num_targets = max(1, num_targets)
+    targets. `summed_loss`: see Llama.summed_loss; that of a job sums gradients of all ranks."""
+    scale, num_targets = context.optimizer.loss_scale, max(1, num_targets)
     unscaled = torch.ones((), device=context.device) if scale is None else scale.value
     grad_scale = unscaled / num_targets
-    summed_loss = context.world.summed_loss(model) if is_shared else model.summed_loss
     observers = tuple(watcher.see for watcher in context.watchers)
     total = summed_loss(*micro_batch, grad_scale=grad_scale, observers=observers)
     # Within the forward context: the products have their dtypes already.

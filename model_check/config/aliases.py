@@ -182,6 +182,7 @@ UNNEEDED: dict[str, Unneeded] = {
     "verbose": Unneeded("the logs hold every line"),
     "no_gpu_dataloader": Unneeded("batches are made on the CPU"),
     "enable_fused_adam": Unneeded("AdamW is always fused"),
+    "training.bf16_copies": Unneeded("autocast casts the weights of each step", is_switch=False),
     "run_name": _NO_NAME,
     "wandb_run_name": _NO_NAME,
     "ddp.backend": _BACKEND,

@@ -201,7 +201,7 @@ class TrainingSettings(_Section, frozen=True):
     """Recompute each block in the backward pass: less memory, a third more work."""
     loss_chunk_rows: Annotated[Count | None, TELL] = None
     """Tokens whose logits exist at once; null: on a GPU 2048, 8192 with compile and 16 bits; on a
-    CPU as many as fit 8 MiB."""
+    CPU as many as fit 8 MiB. Where compiled code is asked for and not taken, 2048 at most."""
     num_workers: Annotated[Helpers, SILENT] = 1
     """Background threads that prepare batches ahead; 0: none."""
     save_interval: Annotated[Count | None, SILENT] = None

@@ -224,8 +224,7 @@ def _make_state(
         _tell_rounding(dtype, context)
         scale, gate_lr = loss_scale(dtype, context.device), settings.model.infini.gate_lr
         parameters, world = model.named_parameters(), context.world
-        optimizer = AdamW(parameters, settings.training, scale, gate_lr, world)
-        optimizer.update = kernels.update
+        optimizer = AdamW(parameters, settings.training, scale, gate_lr, world, kernels.update)
     observers = run_observers(settings, shape, dtype, context, log, optimizer)
     return TrainingState(settings, shape, context, model, optimizer, observers)
 

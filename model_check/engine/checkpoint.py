@@ -16,6 +16,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from model_check.config.fields import all_fields, sections
+from model_check.config.resume import flat, with_defaults
 from model_check.config.schema import Settings
 from model_check.engine.sharded.manifest import QUANTITIES, VALUE_BYTES
 from model_check.engine.sharded.shards import Shards
@@ -173,10 +175,15 @@ def tokenizer_of(state: Mapping[str, Any], path: Path, most_bytes: int) -> bytes
 
 
 def settings_of(state: Mapping[str, Any], path: Path) -> Settings:
-    """The settings of its run. Raises ConfigError."""
+    """Returns the settings of its run. Those that other versions have, and that change nothing of
+    what a model computes, are left out. Raises ConfigError."""
     try:
-        return msgspec.convert(state["settings"], Settings)
-    except msgspec.ValidationError as error:
+        saved = flat(msgspec.convert(state["settings"], dict[str, Any]))
+        known = all_fields().keys() | sections().keys()
+        if unknown := [n for n in saved if n.startswith("model.") and n not in known]:
+            raise ConfigError(f"it has {few(unknown)}, which this version does not know")
+        return with_defaults(saved)
+    except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{path}: written by another version: {error}") from error
 
 

@@ -21,7 +21,7 @@ from model_check.config.schema import Settings
 from model_check.engine.results import StepData
 from model_check.engine.rng import kept_rng
 from model_check.engine.state import TrainingState
-from model_check.engine.uncompiled import uncompiled, untouched
+from model_check.engine.uncompiled import COMPILED, uncompiled, untouched
 from model_check.errors import ConfigError, PeerLost
 from model_check.events import Phase
 from model_check.kernels import NUM_CALLS, Output, Outputs, check_kernel, whole
@@ -83,9 +83,9 @@ def _wrap(model: Llama) -> None:
 
 
 def _unwrap(model: Llama) -> None:
-    for module in (*model.layers, model.norm):
-        vars(module).pop("forward", None)
-    vars(model.loss).pop("of_chunk", None)
+    for module in model.modules():
+        for name in COMPILED:
+            vars(module).pop(name, None)
 
 
 def _compiled_chunk_loss() -> Callable[..., tuple[Tensor, Tensor | None]]:

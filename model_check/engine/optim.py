@@ -90,9 +90,11 @@ class AdamW:
         loss_scale: LossScale | None = None,
         gate_lr: float | None = None,
         world: World = ALONE,
+        update: Update = torch._fused_adamw_,
     ) -> None:
         """`parameters`: with their names, in the order of the model. `gate_lr`: the gates' peak
-        rate; None: training.learning_rate. `world`: of the ranks that share them."""
+        rate; None: training.learning_rate. `world`: of the ranks that share them. `update`: another
+        kernel, where the fused one failed its check."""
         self.named = dict(parameters)
         """In the order of the model. What a sharded model shows itself may be whole meanwhile."""
         self._world = world
@@ -101,8 +103,7 @@ class AdamW:
         """Their values that lie here, and so moments."""
         self.loss_scale = loss_scale
         """The factor that gradients carry; None: they carry none."""
-        self.update: Update = torch._fused_adamw_
-        """`engine.kernels` replaces it where it fails its check."""
+        self._kernel: Update = update
         self.betas = (training.adam_beta1, training.adam_beta2)
         self.eps = training.adam_eps
         self.first_moments = [torch.zeros_like(weights) for weights in self.weights]
@@ -243,7 +244,7 @@ class AdamW:
         divisor: Tensor | None,
         gate: Tensor,
     ) -> None:
-        self.update(
+        self._kernel(
             block.weights,
             gradients,
             block.first_moments,

@@ -42,7 +42,8 @@ class Hook:
         """The numbers of a step have arrived, in order, as many steps late as AsyncMetrics lags."""
 
     def is_due(self, num_done: int) -> bool:
-        """Whether `between_steps` is to be called after so many steps."""
+        """Returns whether `between_steps` is to be called after so many steps. It is asked once
+        behind each step, so that a hook may also wait or answer here (Lockstep does)."""
         return False
 
     def between_steps(self, num_done: int) -> None:
@@ -55,7 +56,7 @@ class Hook:
         """The training has ended well, and every hook has heard so."""
 
     def on_error(self, error: Exception, loop: Loop) -> None:
-        """The training ends with this error."""
+        """The loop ends by this exception: an error, or a request to end."""
 
     def close(self, error: BaseException | None) -> None:
         """The run is over, however it ended; in reverse order of the list."""

@@ -78,11 +78,12 @@ def repeated_origin(context: StepContext, metrics: StepMetrics) -> tuple[Found |
             # Replicas sum nothing: the gradients of this rank alone are of interest.
             is_last = number == len(data.micro_batches)
             with world.reducing(is_last) if world.is_sharded else nullcontext():
-                losses.append(backward(context, micro_batch, data.num_targets, is_shared=False))
+                loss = backward(context, model.summed_loss, micro_batch, data.num_targets)
+                losses.append(loss)
             search.conclude()
     world.wait_for_device()
-    loss = float(torch.stack(losses).sum())  # sync
-    of_loss = None if math.isfinite(loss) else Found(_of_loss(loss))
+    total = float(torch.stack(losses).sum())  # sync
+    of_loss = None if math.isfinite(total) else Found(_of_loss(total))
     found = search.found or of_loss or _bad_sum(optimizer)
     # By all ranks, also by one that has found it: those that share a model sum their norms.
     norm = total_norm(optimizer.grad_norms())

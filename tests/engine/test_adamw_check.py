@@ -72,8 +72,8 @@ def test_values_that_nearly_cancel_raise_no_false_alarm(
 
 def test_plain_operators_train_as_the_fused_one_does() -> None:
     ours, plain = parameters(), parameters()
-    fused, written_out = AdamW(named(ours), TRAINING), AdamW(named(plain), TRAINING)
-    written_out.update = plain_adamw_
+    fused = AdamW(named(ours), TRAINING)
+    written_out = AdamW(named(plain), TRAINING, update=plain_adamw_)
     for step in range(10):
         for owners, optimizer in ((ours, fused), (plain, written_out)):
             give_gradients(owners, step)
@@ -84,8 +84,7 @@ def test_plain_operators_train_as_the_fused_one_does() -> None:
 
 def test_plain_operators_refuse_what_the_fused_one_refuses() -> None:
     owners = parameters()
-    optimizer = AdamW(named(owners), TRAINING)
-    optimizer.update = plain_adamw_
+    optimizer = AdamW(named(owners), TRAINING, update=plain_adamw_)
     give_gradients(owners, 0)
     before = snapshot(optimizer)
     owners[0].grad[0, 0] = float("nan")  # type: ignore[index]

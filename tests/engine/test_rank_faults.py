@@ -78,8 +78,9 @@ def job(tmp_path: Path, nursery: Nursery) -> Job:  # noqa: F811
 def test_the_rank_with_the_fault_names_its_place_and_the_other_only_lost_it(
     job: Job, drill: str, code: int, said: str
 ) -> None:
-    """Of a model that the ranks share, which none of them can compute alone."""
-    ranks = job(2, **FSDP, debug__drill=drill)
+    """Of a model that the ranks share, which none of them can compute alone. The drill acts in the
+    first of two micro-batches."""
+    ranks = job(2, **FSDP, debug__drill=drill, training__grad_accum_nums=2)
     faulty = ranks.pop(int(drill[-1]))
     assert (faulty.code, faulty.peer_lost) == (code, False)
     assert said in faulty.error

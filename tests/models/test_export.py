@@ -288,6 +288,19 @@ def test_a_damaged_checkpoint_or_one_of_another_version_is_never_exported(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_setting_that_this_version_has_no_more_does_not_keep_a_model_from_its_user(
+    settings: Make, tmp_path: Path
+) -> None:
+    wanted = settings()
+    checkpoint = saved(built(wanted), wanted, tmp_path / "last.pt")
+    state = torch.load(checkpoint, weights_only=True)
+    state["settings"]["training"]["bf16_copies"] = False
+    state["settings"]["model"]["attention_backend"] = "flash_attn_3"
+    torch.save(state, checkpoint)
+    export(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").exists()
+
+
 def test_a_checkpoint_with_other_contents_is_never_exported(settings: Make, tmp_path: Path) -> None:
     checkpoint = saved(built(settings()), settings(), tmp_path / "last.pt")
     state = torch.load(checkpoint, weights_only=True)

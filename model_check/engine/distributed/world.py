@@ -79,7 +79,8 @@ class World:
         """From now on the gradients of `model` are those of all ranks."""
 
     def summed_loss(self, model: Llama) -> Callable[..., Tensor]:
-        """What to call for `model.summed_loss` of a training step."""
+        """Returns what a training step calls for `model.summed_loss`. It is asked once a step: what
+        is noted of this rank's own gradients begins anew."""
         return model.summed_loss
 
     def computing(self) -> AbstractContextManager[object]:
