@@ -364,7 +364,7 @@ def table_of(directory: Path) -> Draw:
 
         return LiveTable([watched(directory)])
 
-    return lambda columns, rows: table().rows(columns, rows)
+    return lambda columns, rows: table().own_lines(columns, rows)
 
 
 def greet(launch: Launch, printer: Printer) -> None:

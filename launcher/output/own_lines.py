@@ -39,6 +39,7 @@ def _pieces(line: str, width: int) -> list[str]:
     import textwrap  # most lines fit
 
     indent = line[: len(line) - len(line.lstrip())] + "  "
-    return textwrap.wrap(
+    pieces = textwrap.wrap(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return pieces or [""]  # of blanks alone

@@ -5,6 +5,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from model_check.utils.words import printable
+
 REDRAW_S = 0.25
 _LEAST_COLUMNS, _LEAST_ROWS = 40, 8
 _ASLEEP_S = 2.0
@@ -28,42 +30,63 @@ def other_lines(texts: Sequence[str]) -> list[str]:
 
 
 class Panel:
-    """It belongs to the thread that writes; others may ask whether it `has_place`."""
+    """It belongs to the thread that writes; others may `show`, `hide` and ask."""
 
-    def __init__(self, fd: int, draw: Draw) -> None:
-        self._fd, self._draw = fd, draw
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._draw: Draw | None = None
         self._shown: list[str] = []
         self._drawn: list[str] = []
-        self._drawn_at = float("-inf")
-        self._awake_at = time.monotonic()
-        self.has_place = self._finds_place()
+        self._drawn_at = self._awake_at = float("-inf")
+        self.has_place = False
         """False while another program has the terminal, and where there is no room."""
 
-    def below(self, data: bytes, *, is_over: bool = False) -> bytes:
-        """Returns what puts `data`, whole lines, above the panel; nothing where nothing is new.
-        `is_over`: the panel goes."""
-        now = time.monotonic()
-        if now - self._awake_at > _ASLEEP_S:
-            self._shown = []
-        self._awake_at = now
-        if now - self._drawn_at >= REDRAW_S:
-            self._drawn, self._drawn_at = self._lines(), now
-        lines = [] if is_over else self._drawn
-        if not data and lines == self._shown:
-            return b""
-        text = "".join(f"{line}\x1b[K\n" for line in lines)
-        before, self._shown = self._erase(), lines
-        return (_BEGIN + before).encode() + data + (text + _END).encode()
+    @property
+    def is_wanted(self) -> bool:
+        return self._draw is not None
 
-    def _lines(self) -> list[str]:
+    @property
+    def is_shown(self) -> bool:
+        return bool(self._shown)
+
+    def show(self, draw: Draw) -> None:
+        """Keep what `draw` makes below all lines from now on."""
+        self.has_place, self._draw = self._finds_place(), draw
+        self._drawn_at = float("-inf")
+
+    def hide(self) -> None:
+        self._draw = None
+
+    def below(self, data: bytes) -> bytes:
+        """Returns what puts `data`, whole lines, above the panel; nothing where nothing is new."""
+        draw, now = self._draw, time.monotonic()
+        if draw is None and not self._shown:
+            return data
+        if now - self._awake_at > _ASLEEP_S or not self._is_ours():
+            self._shown = []  # it stays as it is: others may have written below it
+        if draw is None:
+            self._drawn = []
+        elif now - self._drawn_at >= REDRAW_S:
+            self._drawn, self._drawn_at = self._lines(draw), now
+        if (not data or not self._drawn) and self._drawn == self._shown:
+            return data
+        text = "".join(f"{line}\x1b[K\n" for line in self._drawn)
+        before, self._shown = self._erase(), self._drawn
+        return (_BEGIN + before).encode() + data + (text + _END).encode(errors="backslashreplace")
+
+    def wrote(self) -> None:
+        """What `below` returned has been written, however long that took."""
+        self._awake_at = time.monotonic()
+
+    def _lines(self, draw: Draw) -> list[str]:
         self.has_place = self._finds_place()
         if not self.has_place:
             return []
         columns, rows = self._size()
         try:
-            return [*self._draw(columns, rows - 1)]
+            return [*draw(columns, rows - 1)]
         except Exception as error:  # the lines above it matter more
-            return [f"no live table: {type(error).__name__}: {error}"[: columns - 1]]
+            return [printable(f"no live table: {type(error).__name__}: {error}")[: columns - 1]]
 
     def _finds_place(self) -> bool:
         columns, rows = self._size()

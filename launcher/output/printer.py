@@ -36,7 +36,8 @@ class Printer:
         self, fd: int, launcher_log: Path | None = None, *, is_plain: bool = False
     ) -> None:
         """`is_plain`: lines alone, also on a terminal."""
-        self._fd, self._is_plain = fd, is_plain
+        self._fd = fd
+        self._panel = None if is_plain or not can_have_one(fd) else Panel(fd)
         self._log = AppendFile(launcher_log, self._say_to_terminal) if launcher_log else None
         self._lock = threading.Condition()
         self._blocks: deque[bytes] = deque()
@@ -45,8 +46,6 @@ class Printer:
         # Closed, or the terminal is gone: further lines are dropped.
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._panel: Panel | None = None
-        self._is_panel_over = False
         self.dropped_lines = 0
         """Lines that a slow terminal did not show, so far."""
 
@@ -59,28 +58,27 @@ class Printer:
     def showing(self, draw: Draw) -> Iterator[None]:
         """Keep what `draw` makes below all lines, and leave the lines of steps out meanwhile. The
         thread that writes calls it four times a second. On what is no terminal nothing happens."""
-        if self._is_plain or not can_have_one(self._fd):
+        if self._panel is None:
             yield
             return
         with self._lock:
-            self._panel, self._is_panel_over = Panel(self._fd, draw), False
+            self._panel.show(draw)
             self._start_thread()
             self._lock.notify()
         try:
             yield
         finally:
             with self._lock:
-                self._is_panel_over = True
+                self._panel.hide()
                 self._lock.notify()
 
     def lines(self, prefix: str, texts: Sequence[str]) -> None:
         """Lines that are safe to print (`view.escape`), without another's between them. Those of
         our own programs, which a panel tells of, are broken as the launcher's are."""
-        panel = None if self._is_panel_over else self._panel
-        is_ours = panel is not None or prefix == LAUNCHER_PREFIX
+        panel = self._panel if self._panel is not None and self._panel.is_wanted else None
         if panel is not None and panel.has_place:
             texts = other_lines(texts)
-        if is_ours:
+        if panel is not None or prefix == LAUNCHER_PREFIX:
             texts = for_terminal(texts, self._fd, prefix)
         if texts:
             self._put(_block(prefix, texts), len(texts), _QUEUE_BYTES)
@@ -166,36 +164,37 @@ class Printer:
     def _work(self) -> None:
         # A signal that the main thread has blocked must wait for that thread, not be taken here.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while (data := self._take()) or self._panel is not None:
+        while (data := self._take()) is not None:
             if self._panel is not None:
-                data = self._with_panel(self._panel, data)
+                data = self._panel.below(data)
             if not write_all(self._fd, data):
                 with self._lock:
                     self._closing = True
                     self._blocks.clear()
-                    self._panel = None
                 return
+            if self._panel is not None:
+                self._panel.wrote()
 
-    @property
-    def _ends_panel(self) -> bool:
-        return self._panel is not None and self._is_panel_over
-
-    def _with_panel(self, panel: Panel, data: bytes) -> bytes:
-        if is_over := self._is_panel_over or self._closing:
-            self._panel = None
-        return panel.below(data, is_over=is_over)
-
-    def _take(self) -> bytes:
-        """Whole lines for one write, about 256 KiB; empty when closed and drained, or to draw the
-        panel again."""
+    def _take(self) -> bytes | None:
+        """Whole lines for one write, about 256 KiB; empty when it is time to draw the panel again,
+        or to take it away; None when closed and drained."""
         with self._lock:
-            wait_s = None if self._panel is None else REDRAW_S
-            self._lock.wait_for(lambda: self._blocks or self._closing or self._ends_panel, wait_s)
-            data = bytearray()
+            panel, data = self._panel, bytearray()
+            is_wanted = panel is not None and panel.is_wanted and not self._closing
+            wait_s = REDRAW_S if is_wanted else None
+            self._lock.wait_for(lambda: self._blocks or self._closing or self._spoils, wait_s)
             while self._blocks and len(data) < _WRITE_BYTES:
                 data += self._blocks.popleft()
             self._queued_bytes -= len(data)
-            return bytes(data)
+            if self._closing and panel is not None:
+                panel.hide()
+            return None if self._closing and not (data or self._spoils) else bytes(data)
+
+    @property
+    def _spoils(self) -> bool:
+        """Whether a panel stands there that nobody wants any more."""
+        panel = self._panel
+        return panel is not None and panel.is_shown and not panel.is_wanted
 
 
 def write_all(fd: int, data: bytes | bytearray) -> bool:

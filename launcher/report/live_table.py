@@ -38,6 +38,9 @@ _TITLES = [title for title, _, _ in _COLUMNS]
 _SPARE = ("", "tok/s", "W", "GiB", "GPU", "MFU", "norm", "util", "loss")
 """The first to go where what is to be said of a worker has no room."""
 _LEAST_NOTE = 18
+_GRAVITY = {"bold red": 0, "yellow": 1}
+"""Style of what is said of a worker -> its place where not all have one."""
+Line = tuple[Text, ...]
 Column = tuple[str, list[Text]]
 """Title, and a cell for each worker."""
 
@@ -57,19 +60,22 @@ class LiveTable:
     def is_over(self) -> bool:
         return all(each.is_over for each in self._them)
 
-    def lines(self, columns: int, *, has_colours: bool = True) -> list[str]:
-        """Returns all runs as a terminal of this width shows them."""
+    def lines(
+        self, columns: int, rows: int | None = None, *, has_colours: bool = True
+    ) -> list[str]:
+        """Returns all runs as a terminal of this width shows them. `rows`: no more than so many."""
         runs = self._look()
-        parts = [part for run in runs for part in _parts(run, columns)]
-        return self._printed(parts or [Text("no training has begun yet")], columns, has_colours)
+        room = None if rows is None or not runs else rows // len(runs) - 2
+        parts = [part for run in runs for part in _parts(run, columns, room)]
+        parts = parts or [Text("no training has begun yet")]
+        return self._printed(parts, columns, has_colours)[:rows]
 
-    def rows(self, columns: int, rows: int) -> list[str]:
-        """Returns the runs that go on, in so few rows: a run's own table, or those of arms, which
-        have names."""
+    def own_lines(self, columns: int, rows: int) -> list[str]:
+        """Returns the runs that go on, for their own terminal: a run, or arms, which have names."""
         going = [run for run in self._look() if run.verdict is None]
-        now_ns, are_several = time.monotonic_ns(), len(going) > 1
-        tables = [run_table(run, columns, now_ns, is_named=are_several) for run in going]
-        return cut(self._printed(tables, columns, True), rows)
+        room, are_several = rows // max(1, len(going)), len(going) > 1
+        tables = [run_table(run, columns, room, is_named=are_several) for run in going]
+        return self._printed(tables, columns, True)[:rows]
 
     def close(self) -> None:
         for each in self._them:
@@ -89,21 +95,18 @@ class LiveTable:
         return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
-def cut(lines: list[str], rows: int) -> list[str]:
-    """Returns as many lines as there is room for."""
-    if len(lines) <= rows:
-        return lines
-    return [*lines[: rows - 1], f"... {len(lines) - rows + 1} more: bash run.sh watch"]
-
-
-def _parts(run: RunProgress, columns: int) -> Iterator[RenderableType]:
-    yield run_table(run, columns, time.monotonic_ns(), is_named=True)
+def _parts(run: RunProgress, columns: int, rows: int | None) -> Iterator[RenderableType]:
+    yield run_table(run, columns, rows, is_named=True)
     yield Text(run.verdict or "")
     yield Text()
 
 
-def run_table(run: RunProgress, width: int, now_ns: int, *, is_named: bool) -> RenderableType:
-    """Returns a title, and a row for each worker. `is_named`: the title tells its directory."""
+def run_table(
+    run: RunProgress, width: int, rows: int | None = None, *, is_named: bool
+) -> RenderableType:
+    """Returns a title, and a row for each worker, in so many rows; None: as many as it takes. Where
+    there is no room for all, workers of which there is something to say come first. `is_named`:
+    the title tells its directory."""
     columns, gap = _columns(run, width), 2 if width >= 100 else 1
     room = width - sum(gap + _width(column) for column in columns)
     while room < _LEAST_NOTE and (spare := next(filter(_is_spare, reversed(columns)), None)):
@@ -116,11 +119,24 @@ def run_table(run: RunProgress, width: int, now_ns: int, *, is_named: bool) -> R
             title, justify="right" if is_number else "left", min_width=_width((title, cells))
         )
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(1, room))
-    rows = zip(*(cells for _, cells in columns), strict=True)
-    equal_steps = run.equal_steps
-    for name, row in zip(run.workers, rows, strict=True):
-        table.add_row(*row, next(_notes(name, run, equal_steps.get(name, 0), now_ns)))
-    return Group(Text(_title(run, is_named), style="bold", overflow="fold"), table)
+    equal_steps, now_ns = run.equal_steps, time.monotonic_ns()
+    notes = [next(_notes(n, run, equal_steps.get(n, 0), now_ns)) for n in run.workers]
+    lines = list(zip(*(cells for _, cells in columns), notes, strict=True))
+    shown, more = _shown(lines, rows)
+    for line in shown:
+        table.add_row(*line)
+    head = Text(_title(run, is_named), style="bold", overflow="fold")
+    return Group(head, table, *([Text(f"... {more} more workers")] if more else []))
+
+
+def _shown(lines: Sequence[Line], rows: int | None) -> tuple[Sequence[Line], int]:
+    """Returns the lines that fit below title and head, and how many do not."""
+    room = len(lines) if rows is None else rows - 2
+    if len(lines) <= room:
+        return lines, 0
+    grave = sorted(lines, key=lambda line: _GRAVITY.get(str(line[-1].style), len(_GRAVITY)))
+    room = max(1, room - 1)
+    return grave[:room], len(lines) - room
 
 
 def _columns(run: RunProgress, width: int) -> list[Column]:
@@ -189,7 +205,8 @@ def _quiet_s(worker: WorkerProgress, now_ns: int) -> float | None:
     if worker.facts.state != "train" or worker.facts.is_finished or not worker.recent:
         return None
     quiet_s = (now_ns - worker.heard_ns) / 1e9
-    usual_s = _MANY_STEPS * (worker.step_s or 0.0)
+    last_s = 0.0 if worker.last is None else worker.last.ms / 1000
+    usual_s = _MANY_STEPS * (worker.step_s or last_s)
     return quiet_s if quiet_s > max(_QUIET_S, usual_s) else None
 
 

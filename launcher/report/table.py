@@ -29,10 +29,11 @@ def aligned(rows: Sequence[Sequence[str]], num_left: int, max_width: int) -> lis
 
 
 def columns(workers: Sequence[WorkerResult]) -> list[tuple[str, ...]]:
-    """Title and cells of each column, as the terminal and the page show them. One of which nothing
-    is known (a foreign command trains no steps) is left out."""
-    every = zip(COLUMNS, *map(row, workers), strict=True)
-    return [cells for cells in every if {*cells[1:]} - {_UNKNOWN, "0"}]
+    """Title and cells of each column, as the terminal and the page show them. Figures of which
+    nothing is known (a foreign command trains no steps) are left out."""
+    every = list(zip(COLUMNS, *map(row, workers), strict=True))
+    known = [cells for cells in every[_NUM_LEFT:] if {*cells[1:]} - {_UNKNOWN, "0"}]
+    return [*every[:_NUM_LEFT], *known]
 
 
 def row(worker: WorkerResult) -> tuple[str, ...]:

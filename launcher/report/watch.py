@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.output.panel import Panel, can_have_one
 from launcher.output.printer import write_all
-from launcher.report.live_table import LiveTable, cut
+from launcher.report.live_table import LiveTable
 from launcher.report.progress import watched
 from model_check.config.arguments import Parser
 from model_check.errors import EXIT_PASS, UsageError
@@ -58,15 +58,18 @@ def _follow(table: LiveTable, out: int) -> None:
     """Draw until nothing more can be new."""
 
     def draw(columns: int, rows: int) -> list[str]:
-        return cut([*table.lines(columns), "q: leave"], rows)
+        return [*table.lines(columns, rows - 1), "q: leave"]
 
-    panel = Panel(out, draw)
+    panel = Panel(out)
+    panel.show(draw)
     with _keys() as stdin:
         while write_all(out, panel.below(b"")) and not table.is_over:
+            panel.wrote()
             ready, _, _ = select.select([stdin], [], [], _EVERY_S)
             if ready and os.read(stdin, 1) in (b"q", b"Q", b"\x03", b""):
                 break
-        write_all(out, panel.below(b"", is_over=True))
+        panel.hide()
+        write_all(out, panel.below(b""))
 
 
 @contextmanager

@@ -352,6 +352,9 @@ def _do_now(record: ComparisonRecord, trials: Sequence[Trial]) -> str:
         return _MORE_TIME
     if missing:
         return missing[0].measured.do_now or Kind.END_UNSEEN.rule.advice
+    for trial in trials:  # a GPU failed, and launch.fail_on lets it pass
+        if trial.measured.verdict is Verdict.WARN and trial.measured.do_now:
+            return trial.measured.do_now
     return _MORE_SEEDS if len({trial.seed for trial in trials}) == 1 else _CHOOSE
 
 

@@ -19,7 +19,7 @@ from launcher.verdict.fleet import (
 )
 from launcher.verdict.fleet_bits import Member
 from launcher.verdict.fleet_speed import Speeds
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import INNOCENT, RunResult, Verdict, WorkerResult
 from launcher.verdict.severity import CauseClass, Repeat, Severity
 from model_check.errors import (
     EXIT_DISAGREEMENT,
@@ -36,7 +36,6 @@ GRAVEST = (
     *(Verdict.WARN, Verdict.PASS),
 )
 """From the gravest to the least, of findings of the same severity."""
-_GOOD = (Verdict.PASS, Verdict.STOPPED)
 _OF_BITS = (EXIT_DISAGREEMENT, EXIT_UNNAMED)
 
 
@@ -144,7 +143,7 @@ class Findings:
     # What a run itself has found
 
     def _own(self, number: int, run: FleetInput, worker: WorkerResult) -> Finding | None:
-        if worker.verdict in _GOOD or (run.is_dead and worker.verdict is Verdict.INCONCLUSIVE):
+        if worker.verdict in INNOCENT or (run.is_dead and worker.verdict is Verdict.INCONCLUSIVE):
             return None
         fails = worker.verdict is not Verdict.WARN
         return self._finding(
@@ -423,7 +422,7 @@ def _machine(run: FleetInput) -> str | None:
 def _said(worker: WorkerResult) -> str:
     """What is wrong with it, or what to watch; empty: nothing."""
     told = next(filter(None, [*worker.symptoms, worker.cause, *worker.warnings]), "")
-    return told.removeprefix(f"{worker.name}: ") if worker.verdict not in _GOOD else ""
+    return told.removeprefix(f"{worker.name}: ") if worker.verdict not in INNOCENT else ""
 
 
 def _first_step(result: RunResult) -> int | None:

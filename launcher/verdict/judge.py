@@ -10,6 +10,7 @@ from launcher.verdict.findings import Finding, Findings, findings_of, is_unorder
 from launcher.verdict.past import TRANSIENT, EarlierFaults
 from launcher.verdict.record import Case, WorkerEnd
 from launcher.verdict.results import (
+    INNOCENT,
     Decision,
     Judgement,
     RunResult,
@@ -35,7 +36,6 @@ from model_check.errors import (
     EXIT_USAGE,
 )
 
-_INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 _NAMES_NOBODY = (Verdict.INCONCLUSIVE, Verdict.INVALID)
 _ORDER = list(Kind)
 Recall = Callable[[Sequence[str]], Mapping[str, EarlierFaults]]
@@ -79,7 +79,7 @@ def judge(case: Case, recall: Recall = lambda names: {}) -> Judgement:
     last_errors = {worker.name: f": {worker.last_error}" for worker in case.workers}
     quoted = {n for n in own if n in explained and own[n].values.get("said") == last_errors[n]}
     # The summary does not tell of earlier runs.
-    unexplained = {row.name for row in rows if row.verdict not in _INNOCENT} - {*explained}
+    unexplained = {row.name for row in rows if row.verdict not in INNOCENT} - {*explained}
     return Judgement(result, unexplained | seen.keys(), quoted, case.is_training)
 
 

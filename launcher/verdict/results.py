@@ -38,6 +38,10 @@ class Verdict(StrEnum):
     """Ended by the supervisor: nothing is known against it."""
 
 
+INNOCENT = (Verdict.PASS, Verdict.STOPPED)
+"""Of workers: nothing is known against them."""
+
+
 class SplitResult(Struct, frozen=True, kw_only=True):
     """The latest evaluation of one validation split."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.verdict.findings import Finding, Findings
 from launcher.verdict.record import Case
-from launcher.verdict.results import Decision, Verdict
+from launcher.verdict.results import INNOCENT, Decision, Verdict
 from launcher.verdict.rules import Kind
 from launcher.verdict.severity import CauseClass, Symptom, worst
 from launcher.verdict.summary import called, names_by_text
@@ -84,7 +84,7 @@ def _finding(own: Finding, symptoms: Sequence[Symptom]) -> Finding:
     """A worker that failed keeps its cause."""
     if not worst(symptoms).is_hard:
         return Finding(Kind.GPU_WARNING, {}, symptoms)
-    is_well = own.rule.verdict in (Verdict.PASS, Verdict.STOPPED)
+    is_well = own.rule.verdict in INNOCENT
     cause = _sentence(symptoms) if is_well else own.sentence
     return Finding(Kind.GPU_FAULT, {"symptoms": cause}, symptoms)
 

@@ -69,8 +69,8 @@ def test_the_lines_of_a_command_are_all_that_is_known_of_it(
     assert "[CPU0] Step [1/2] | mine" in run.rest()
 
 
-def test_one_that_differs_one_that_is_silent_and_an_end_by_ctrl_c(
-    on_terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+def test_one_that_differs_and_an_end_by_ctrl_c(
+    on_terminal: Callable[..., Terminal],
 ) -> None:
     drill = ("debug.drill=flip@5:CPU1", "launch.on_suspect=continue")
     run = on_terminal("--workers", "3", "--max-steps", "100000", *drill, RESTS="0.05")
@@ -125,4 +125,3 @@ def test_a_terminal_that_takes_nothing_holds_no_run_up(
     assert run.process.wait(DEADLINE_S) == 0
     report = json.loads((scripted.cwd / "run" / "report.json").read_text())
     assert report["verdict"] == "PASS"
-    assert run.screen.lines == [""]

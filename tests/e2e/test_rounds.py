@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from launcher import run_dir
 from tests.deadline import DEADLINE_S
 from tests.e2e.conftest import Launcher
 from tests.e2e.test_run import read_until
-from tests.e2e.test_watch import Terminal
+from tests.e2e.test_watch import watch
 
 FLIP = "flip_gradient@1:CPU0:layers.0.feed_forward.w2.weight:20"
 """Nothing in a run of one worker tells of it."""
@@ -125,12 +126,12 @@ def test_a_running_one_is_watched_and_not_cleared(launcher: Launcher, tmp_path: 
     assert [run["verdict"] for run in json.loads(listed)["runs"]] == ["running"]
     assert "0 of 1" in launcher.verb("runs", "clear", "--parent", str(parent), "--days=0").stdout
     assert "still going" in launcher.verb("report", str(directory)).stdout
-    terminal = Terminal(launcher, str(directory))
-    assert "round_002" in terminal.until("round_002")
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=DEADLINE_S) == 143
-    terminal.until("exit code 143")
-    assert terminal.process.wait(timeout=DEADLINE_S) == 0
+    with closing(watch(launcher, str(directory))) as terminal:
+        terminal.until(lambda: "round_002" in terminal.seen)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=DEADLINE_S) == 143
+        assert "exit code 143" in terminal.rest()
+        assert terminal.process.wait(timeout=DEADLINE_S) == 0
     assert "round_002" in launcher.verb("replay", str(directory)).stdout
 
 

@@ -44,7 +44,7 @@ class Axis(Struct, frozen=True):
 
 def of_values(low: float, high: float, *, from_zero: bool = False) -> Axis:
     """An axis from a round number to a round number, with room beyond both."""
-    low, high = max(low, -_LARGEST), min(high, _LARGEST)
+    low, high = (min(max(value, -_LARGEST), _LARGEST) for value in (low, high))
     low = min(low, 0.0) if from_zero else low
     if high - low <= max(1e-9 * max(abs(low), abs(high)), 1 / _LARGEST):  # flat: in the middle
         room = abs(high) / 20 if abs(high) > 1 / _LARGEST else 1.0

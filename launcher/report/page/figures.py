@@ -12,7 +12,7 @@ from launcher.report.page.faults import Since, difference_of, since
 from launcher.report.page.story import Story
 from launcher.telemetry.health import POWER_CAP
 from launcher.verdict.curves import Series, Span
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import INNOCENT, RunResult, Verdict, WorkerResult
 from launcher.verdict.slow import WARM_UP
 from model_check.errors import EXIT_HANG
 from model_check.utils.words import few, listed
@@ -41,7 +41,6 @@ _GPU_FIGURES = {
 _MAX_MARKS = 8
 _MANY = 6
 """So many names are not all said."""
-_INNOCENT = (Verdict.PASS, Verdict.STOPPED)
 
 
 def figures(result: RunResult, story: Story) -> dict[str, Any]:
@@ -143,7 +142,7 @@ def _faults(result: RunResult, story: Story) -> list[Mark]:
     told: dict[Since, list[str]] = {}
     for worker in result.workers:
         begun = since(worker, result, story)
-        if worker.verdict not in (*_INNOCENT, Verdict.WARN) and begun.step is not None:
+        if worker.verdict not in (*INNOCENT, Verdict.WARN) and begun.step is not None:
             told.setdefault(replace(begun, seconds=None), []).append(worker.name)
     items = sorted(told.items(), key=lambda item: item[0].step or 0)[:_MAX_MARKS]
     return [Mark(begun.step or 0, f"{listed(names)}: {begun}") for begun, names in items]
@@ -239,7 +238,7 @@ def _happened(story: Story) -> list[Mark]:
 
 def _gpu_figures(result: RunResult, story: Story, happened: Sequence[Mark]) -> Iterator[Figure]:
     seconds = story.seconds(story.ended_ns)
-    odd = {worker.name for worker in result.workers if worker.verdict not in _INNOCENT}
+    odd = {worker.name for worker in result.workers if worker.verdict not in INNOCENT}
     for figure, (title, unit, form) in _GPU_FIGURES.items():
         lines = [
             Line(name, gpu.figures[figure], is_odd=name in odd)

@@ -13,10 +13,8 @@ from launcher.report.page.tables import Table, filled
 from launcher.report.table import columns, number
 from launcher.verdict.advice import troubled
 from launcher.verdict.health import Health
-from launcher.verdict.results import RunResult, Verdict, WorkerResult
+from launcher.verdict.results import INNOCENT, RunResult, Verdict, WorkerResult
 from model_check.utils.words import listed
-
-CALM = (Verdict.PASS, Verdict.STOPPED)
 
 
 class _Sparks(Struct, frozen=True):
@@ -38,7 +36,7 @@ _LEAST_RANGE = 20.0
 
 def workers_table(result: RunResult, story: Story, said: Sequence[str]) -> Table:
     """Those first of which there is something to say. `said`: since when, as the head has it."""
-    order = [*troubled(result), *(w for w in result.workers if w.verdict in CALM)]
+    order = [*troubled(result), *(w for w in result.workers if w.verdict in INNOCENT)]
     names, (verdict, *_), *figures = columns(order)
     return filled(
         [
@@ -84,7 +82,7 @@ def _state(
     """What to do with it, and since when something is wrong, where the head does not say so."""
     if worker.verdict is Verdict.STOPPED:
         return tuple(filter(None, (worker.cause,)))
-    begun = since_when(worker, result, story) if worker.verdict not in CALM else ""
+    begun = since_when(worker, result, story) if worker.verdict not in INNOCENT else ""
     told = f"since {begun}" if begun and begun not in said else ""
     return tuple(filter(None, (worker.do_now, told)))
 
@@ -105,6 +103,6 @@ def _spark(of: _Sparks, worker: WorkerResult, y: Scale, story: Story) -> Spark |
     if gpu is None or of.figure not in gpu.figures or worker.telemetry is None:
         return ""
     x, text = Scale(0, story.seconds(story.ended_ns) * 1000), of.text(worker.telemetry)
-    line = Line(worker.name, gpu.figures[of.figure], is_odd=worker.verdict not in CALM)
+    line = Line(worker.name, gpu.figures[of.figure], is_odd=worker.verdict not in INNOCENT)
     marks = [Mark((event.ns - gpu.began_ns) / 1e6, event.what) for event in gpu.happened]
     return spark(line, x, y, f"{worker.name}, {of.title} {text}", text, marks)

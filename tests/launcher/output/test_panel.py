@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.output.panel import Panel, can_have_one, other_lines
+from launcher.output.panel import Draw, Panel, can_have_one, other_lines
 from launcher.output.printer import Printer
 from tests.screen import Screen
 
@@ -34,36 +34,46 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.output.panel.REDRAW_S", 0.0)
 
 
-def shown(panel: Panel, screen: Screen, data: bytes = b"", *, is_over: bool = False) -> list[str]:
-    screen.write(panel.below(data, is_over=is_over).decode())
+def shown(panel: Panel, screen: Screen, data: bytes = b"") -> list[str]:
+    screen.write(panel.below(data).decode())
+    panel.wrote()
     return screen.lines
+
+
+def showing(fd: int, draw: Draw) -> Panel:
+    panel = Panel(fd)
+    panel.show(draw)
+    return panel
 
 
 def test_lines_stand_above_it_and_it_is_drawn_in_its_place(fd: int) -> None:
     drawn = [["a 1", "b 1"], ["a 2"], ["a 3", "b 3", "c 3"]]
-    panel, screen = Panel(fd, lambda columns, rows: drawn.pop(0)), Screen()
+    panel, screen = showing(fd, lambda columns, rows: drawn.pop(0)), Screen()
     assert shown(panel, screen, b"first\n") == ["first", "a 1", "b 1", ""]
     assert shown(panel, screen, b"second\n") == ["first", "second", "a 2", ""]
     assert shown(panel, screen) == ["first", "second", "a 3", "b 3", "c 3", ""]
     drawn.append(["never seen"])
-    assert shown(panel, screen, b"last\n", is_over=True) == ["first", "second", "last", ""]
+    panel.hide()
+    assert shown(panel, screen, b"last\n") == ["first", "second", "last", ""]
 
 
 def test_nothing_is_written_where_nothing_is_new(fd: int) -> None:
-    panel = Panel(fd, lambda columns, rows: ["the same"])
+    panel = showing(fd, lambda columns, rows: ["the same"])
     assert panel.below(b"")
+    panel.wrote()
     assert panel.below(b"") == b""
 
 
 def test_a_terminal_that_became_narrower_has_broken_its_lines(fd: int) -> None:
-    panel = Panel(fd, lambda columns, rows: ["\x1b[32m" + "x" * columns + "\x1b[0m"])
+    panel = showing(fd, lambda columns, rows: ["\x1b[32m" + "x" * columns + "\x1b[0m"])
     panel.below(b"")
+    panel.wrote()
     resize(fd, 40, 24)
     assert b"\x1b[2A" in panel.below(b"")
 
 
 def test_it_has_the_size_of_the_terminal_less_a_row_for_the_cursor(fd: int) -> None:
-    panel, screen = Panel(fd, lambda columns, rows: [f"{columns} x {rows}"]), Screen()
+    panel, screen = showing(fd, lambda columns, rows: [f"{columns} x {rows}"]), Screen()
     assert shown(panel, screen) == ["80 x 23", ""]
     resize(fd, 20, 24)
     assert shown(panel, screen) == [""]
@@ -72,16 +82,44 @@ def test_it_has_the_size_of_the_terminal_less_a_row_for_the_cursor(fd: int) -> N
 
 
 def test_one_that_cannot_be_drawn_says_why_and_hides_no_line(fd: int) -> None:
-    panel, screen = Panel(fd, lambda columns, rows: [][0]), Screen()
-    why = "no live table: IndexError: list index out of range"
-    assert shown(panel, screen, b"a line\n") == ["a line", why, ""]
+    def draw(columns: int, rows: int) -> list[str]:
+        raise ValueError("\x1b[2J\n\udc80")
+
+    panel, screen = showing(fd, draw), Screen()
+    first, told, end = shown(panel, screen, b"a line\n")
+    assert (first, end) == ("a line", "")
+    assert told.startswith("no live table: ValueError: ")
 
 
 def test_whoever_was_stopped_draws_anew(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    panel = Panel(fd, lambda columns, rows: ["the same"])
+    panel = showing(fd, lambda columns, rows: ["the same"])
     panel.below(b"")
+    panel.wrote()
+    assert b"A\x1b[J" in panel.below(b"a line\n")
+    panel.wrote()
     monkeypatch.setattr("time.monotonic", lambda at=panel._awake_at + 60: at)
     assert b"A\x1b[J" not in panel.below(b"a line\n")
+
+
+def test_what_stands_on_a_terminal_that_another_program_has_is_left_alone(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-Z and `bg`: the shell has written below the panel."""
+    panel, screen = showing(fd, lambda columns, rows: ["a panel"]), Screen()
+    shown(panel, screen)
+    monkeypatch.setattr("os.tcgetpgrp", lambda fd: os.getpgrp() + 1)
+    assert shown(panel, screen, b"a line\n") == ["a panel", "a line", ""]
+    assert not panel.has_place
+
+
+def test_a_write_that_took_long_is_no_sleep(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-S, and Ctrl-Q."""
+    panel, screen = showing(fd, lambda columns, rows: ["a panel"]), Screen()
+    shown(panel, screen)
+    screen.write(panel.below(b"one\n").decode())
+    monkeypatch.setattr("time.monotonic", lambda at=panel._awake_at + 60: at)
+    panel.wrote()
+    assert shown(panel, screen, b"two\n") == ["one", "two", "a panel", ""]
 
 
 def test_the_lines_of_steps_are_those_of_the_panel() -> None:
@@ -180,3 +218,17 @@ def test_a_terminal_that_blocks_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
     termios.tcflow(theirs, termios.TCOON)
     os.close(ours)
     os.close(theirs)
+
+
+def test_a_second_one_takes_the_place_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    with terminal.printer.showing(terminal.draw):
+        terminal.until_shown()
+    with terminal.printer.showing(lambda columns, rows: ["the second"]):
+        while "the second" not in terminal.got:
+            terminal.got += os.read(terminal.ours, 1 << 16).decode()
+        screen = Screen()
+        screen.write(terminal.got)
+        assert screen.lines == ["the second", ""]
+    assert terminal.lines() == [""]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.page import Case, write_run
-from launcher.report.live_table import LiveTable, cut
+from launcher.report.live_table import LiveTable
 from launcher.report.progress import watched
 
 
@@ -41,6 +41,14 @@ def test_colours_are_for_who_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path:
     table.close()
 
 
-def test_what_has_no_room_is_counted() -> None:
-    assert cut(["a", "b", "c"], 3) == ["a", "b", "c"]
-    assert cut(["a", "b", "c", "d"], 3) == ["a", "b", "... 2 more: bash run.sh watch"]
+def test_where_not_all_workers_have_room_those_with_something_to_say_come_first(
+    tmp_path: Path,
+) -> None:
+    write_run(Case("many", 64, 20, xid=79), tmp_path / "run")
+    with closing(LiveTable([watched(tmp_path / "run")])) as table:
+        lines = table.lines(100, 12, has_colours=False)
+        assert len(lines) <= 12
+        rows = [line.split()[0] for line in lines if line.startswith("GPU")]
+        assert (rows[0], len(rows)) == ("GPU6", 7)
+        assert "... 57 more workers" in lines
+        assert sum(line.startswith("GPU") for line in table.lines(100)) == 64

@@ -98,6 +98,8 @@ def test_what_to_do_is_that_of_the_first_that_failed_or_to_choose() -> None:
     assert result(full_44=failed(1), infini_43=replace_it).do_now == replace_it.do_now
     assert result(full_44=failed(1)).do_now.startswith("Read the last lines of full/seed_44; ")
     assert result().do_now.startswith("Choose by the figures")
+    warned = Measured(verdict=Verdict.WARN, exit_code=0, summary="", do_now="Reset GPU1.")
+    assert result(full_43=warned).do_now == "Reset GPU1."
     one = record(trials=[trial for trial in record().trials if trial.seed == 43])
     assert "--seeds 3" in result(one).do_now
     missing = {"infini_43": None}

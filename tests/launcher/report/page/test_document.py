@@ -305,3 +305,9 @@ def test_each_gpu_has_its_heat_and_power_as_curves_in_its_row() -> None:
     assert 'aria-label="GPU0, hottest 60 °C"' in row
     assert "300 W</td>" in row
     assert row.count('<path class="usual u0 open"') == 2
+
+
+def test_a_run_that_ended_before_it_had_workers_has_its_page() -> None:
+    """Another node of its job was absent."""
+    html = page(result(verdict=Verdict.INCONCLUSIVE, summary="node b did not come"), story())
+    assert "node b did not come" in Tags(html).text
