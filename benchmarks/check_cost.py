@@ -49,7 +49,7 @@ class Checks(NamedTuple):
     def hooks(self) -> list[Hook]:
         """What takes fingerprints; nothing here finds a state changed."""
         log = ChecksumLog() if self.log is None else self.log
-        return [Checksums(self.context, self.fingerprints, log, Mock(), None)]
+        return [Checksums(self.fingerprints, log, Mock())]
 
 
 def ways(made: TrainingRun) -> dict[str, Checks]:
@@ -60,7 +60,7 @@ def ways(made: TrainingRun) -> dict[str, Checks]:
     plain = replace(whole, watchers=(), update_watcher=off)
     return {
         "plain": Checks(plain, off, None),
-        "watch": Checks(replace(plain, watchers=(SiteMonitor(model),)), off, None),
+        "watch": Checks(replace(plain, watchers=(SiteMonitor(model.sites),)), off, None),
         "watch and fingerprints": Checks(whole, full, ChecksumLog()),
     }
 

@@ -27,8 +27,9 @@ from model_check.engine.assembly import build_trainer
 from model_check.engine.results import AsyncMetrics, StepData
 from model_check.engine.training_run import TrainingRun
 from model_check.events import Break, Step, Vectors
+from model_check.forensics.checksums import ChecksumVector
 from model_check.forensics.fingerprint import eager_fingerprint
-from model_check.hooks.checksum_log import ChecksumLog, ChecksumVector
+from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.checksums import Checksums
 from model_check.hooks.fingerprints import Fingerprints
 from model_check.train import StepContext, gather, train_step
@@ -154,7 +155,7 @@ class World:
     def steps(self, first: int, log: ChecksumLog) -> Iterator[Taken]:
         state = self.trainer.state
         log.begin(self.prints.of_state_now())
-        checksums = Checksums(self.context, self.prints, log, Mock(), None)
+        checksums = Checksums(self.prints, log, Mock())
         for data in self.data[first:]:
             result = train_step(self.context, data, LR, [checksums])
             (metrics,) = AsyncMetrics(0).push(data, LR, result)

@@ -311,6 +311,11 @@ class Llama(nn.Module):
         """[V, E]: the embedding's, where the head is tied."""
         return self.tok_embed.weight if self.args.tie_word_embeddings else self.output.weight
 
+    @property
+    def sites(self) -> list[str]:
+        """The modules whose outputs `hidden` shows its observers, in turn."""
+        return ["tok_embed", *(f"layers.{n}" for n in range(len(self.layers))), "norm"]
+
     def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """Logits [B, T, V]: position t predicts the token after it.
 
@@ -352,7 +357,7 @@ class Llama(nn.Module):
         observers: Sequence[Observer] = (),
     ) -> Tensor:
         """Returns what the head reads, [B, T, E]. `observers` are called with what flows between
-        blocks: the output of the embedding, of each block and of the last norm."""
+        blocks: the outputs of `sites`."""
         rope = Rope(self.rope_cos, self.rope_sin)
         inputs = self.layers[0].attention.inputs(rope, tokens_BT.shape[1], documents_BT)  # type: ignore[union-attr,operator]
         x_BTE = _observed(self.tok_embed(tokens_BT), observers)

@@ -1,10 +1,10 @@
 """The training loop: forward, loss, backward, clip, update. All else that a run does is a hook of
-it (`hooks/`); `engine.assembly` makes their list, and says why it has its order."""
+it (`hooks/`); `engine.hook_list` says why they have their order."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -208,6 +208,20 @@ def accumulate(context: StepContext, data: StepData) -> Tensor:
             with context.world.reducing(number == len(data.micro_batches)):
                 losses.append(backward(context, summed_loss, micro_batch, data.num_targets))
     return torch.stack(losses).sum()
+
+
+def repeat(context: StepContext, data: StepData, search: Watcher) -> Tensor:
+    """Compute both passes of a step again, which `search` watches, too; returns this rank's share
+    of the mean loss. Replicas sum nothing: the gradients of this rank alone are of interest."""
+    world = context.world if context.world.is_sharded else ALONE
+    watchers = (*context.watchers, search)
+    return accumulate(replace(context, world=world, watchers=watchers), data)
+
+
+def audit(context: StepContext, data: StepData) -> Tensor:
+    """Compute both passes of the first rank's first micro-batch, alone, whichever rank this is."""
+    batch = tuple(map(context.world.of_first, data.micro_batches[0]))
+    return accumulate(replace(context, world=ALONE), replace(data, micro_batches=[batch]))
 
 
 def backward(

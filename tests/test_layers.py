@@ -135,18 +135,32 @@ ALLOWED = {
     | rooms("model_check", "hooks.hook", "model"),
     "model_check.engine.compile": FLOOR
     | {ENGINE, "model_check.engine.results", *rooms("model_check", "kernels", "model", "train")},
+    # hooks for any loop, then those that know ours
     "model_check.hooks": FLOOR
-    | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
-    | rooms(ENGINE, "busy", "distributed", "results", "saving")
-    | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook", "model", "train"),
+    | {ENGINE, "model_check.engine.checkpoint", *rooms(ENGINE, "busy", "distributed", "results")}
+    | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook"),
+    "model_check.hooks.evaluate": FLOOR
+    | {ENGINE, "model_check.data.read", "model_check.engine.distributed"}
+    | rooms("model_check", "hooks", "hooks.hook", "hooks.save", "model", "train"),
+    "model_check.hooks.overflow": FLOOR
+    | {ENGINE, "model_check.engine.results"}
+    | rooms("model_check", "forensics", "hooks", "train"),
+    "model_check.hooks.sample": FLOOR | {ENGINE, *rooms("model_check", "hooks", "hooks.hook")},
+    "model_check.hooks.save": FLOOR
+    | {ENGINE, *rooms(ENGINE, "checkpoint", "saving")}
+    | rooms("model_check", "hooks", "hooks.hook"),
     "model_check.engine.observe": FLOOR
     | {ENGINE, *rooms(ENGINE, "checkpoint", "results")}
     | rooms("model_check", "hooks", "hooks.hook"),
     "model_check.engine.training_run": FLOOR | {ENGINE, "model_check.train"},
+    "model_check.engine.hook_list": FLOOR
+    | {ENGINE, "model_check.engine.saving"}
+    | rooms("model_check", "forensics", "hooks", "hooks.evaluate", "hooks.hook", "hooks.sample")
+    | rooms("model_check", "hooks.save", "train"),
     "model_check.engine.assembly": FLOOR
-    | {ENGINE, *rooms("model_check", "forensics", "hooks", "hooks.hook", "init", "model")}
+    | {ENGINE, *rooms("model_check", "forensics", "hooks", "hooks.overflow", "init", "model")}
     | {*rooms("model_check", "attention", "products", "train")}
-    | {*rooms(ENGINE, "compile", "observe", "saving", "training_run")},
+    | {*rooms(ENGINE, "compile", "hook_list", "observe", "saving", "training_run")},
     "model_check.generate": FLOOR
     | rooms(DATA, "read", "sources", "sources.midi", "tokenizers")
     | rooms("model_check", "hf", "init", "library", "model", "attention")

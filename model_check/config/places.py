@@ -12,6 +12,7 @@ from model_check.config.fields import all_fields, value_of
 from model_check.config.schema import Settings
 from model_check.errors import StorageError
 from model_check.utils.held import hold_own, make_unlinked
+from model_check.utils.user_cache import user_cache
 
 FALLBACK = "default (working directory cannot be written)"
 """The source of a setting that `fallbacks` gives."""
@@ -48,13 +49,6 @@ def _temporary_place() -> Path | None:
         hold_own(place).close()
         return place
     return None
-
-
-def user_cache(environ: Mapping[str, str]) -> Path:
-    """The user's own cache directory of this project. It is relative where nobody knows a home."""
-    home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '~'}/.cache"
-    # Not Path.expanduser: it raises where nobody knows a home.
-    return Path(os.path.expanduser(home)) / "model_check"
 
 
 def fallback_note(sources: Mapping[str, str], settings: Settings) -> list[str]:

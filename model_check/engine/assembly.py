@@ -1,8 +1,5 @@
 """Settings -> a trainer: every part of a run is made here, once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -14,6 +11,7 @@ from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
 from model_check.engine.compile import compile_model
 from model_check.engine.device import compute_dtype, describe_device
+from model_check.engine.hook_list import Checks, Hooks, make_hooks
 from model_check.engine.kernels import (
     DeviceLost,
     Kernels,
@@ -30,28 +28,17 @@ from model_check.engine.optim import AdamW
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.initial_weights import take_initial_weights
 from model_check.engine.saving.resume import resume
-from model_check.engine.saving.saver import Saver
 from model_check.engine.schedule import learning_rate
 from model_check.engine.start import refuse_other_starts
 from model_check.engine.state import TrainingState
 from model_check.engine.training_run import TrainingRun
 from model_check.errors import ConfigError
-from model_check.events import Dump, Phase, Scalar
-from model_check.forensics.fingerprint import Fingerprint, Kernel, fingerprint_for
+from model_check.events import Phase, Scalar
+from model_check.forensics.fingerprint import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
 from model_check.hooks.checksum_log import ChecksumLog
-from model_check.hooks.checksums import Checksums, DeterminismCheck, StateCheck
-from model_check.hooks.evaluate import Evaluate
-from model_check.hooks.evidence import EvidenceWriter
 from model_check.hooks.fingerprints import Fingerprints
-from model_check.hooks.hook import Hook
-from model_check.hooks.inject import Injector
-from model_check.hooks.lockstep import Lockstep, SupervisorClient
-from model_check.hooks.nonfinite import NonFiniteHandler
 from model_check.hooks.overflow import OverflowRepeat
-from model_check.hooks.progress import Progress
-from model_check.hooks.sample import MakeSamples
-from model_check.hooks.save import Save
 from model_check.hooks.site_monitor import SiteMonitor
 from model_check.init import build_model, build_sharded
 from model_check.model import Llama
@@ -86,9 +73,9 @@ def build_trainer(
     kernels = _choose_kernels(settings, shape, dtype, how, context)
     state = _make_state(settings, shape, dtype, kernels, log, context)
     tell_limits(settings, context.channels.say)
-    checks = Checks(SiteMonitor(state.model), _make_fingerprints(state, kernel, how), log)
+    checks = Checks(SiteMonitor(state.model.sites), _make_fingerprints(state, kernel, how), log)
     step_context = _make_step_context(state, dtype, checks)
-    hooks = _make_hooks(state, step_context, checks, kernel, _lag(state, lag))
+    hooks = make_hooks(state, step_context, checks, kernel, _lag(state, lag))
     if settings.training.resume is not None:
         resume(state, settings.training.resume, hooks.saver)
         if context.replay_to is None:
@@ -99,85 +86,6 @@ def build_trainer(
             compile_model(state, step_context)
     context.world.join(state.model, context.device)
     return TrainingRun(state, _make_trainer(state, source, step_context, hooks, _lag(state, lag)))
-
-
-@dataclass(frozen=True)
-class Checks:
-    """What looks into each step."""
-
-    monitor: SiteMonitor
-    fingerprints: Fingerprints
-    log: ChecksumLog
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """The list, and those of it that other parts ask."""
-
-    in_order: Sequence[Hook]
-    injector: Injector
-    nonfinite: NonFiniteHandler
-    saver: Saver
-    client: SupervisorClient
-
-
-def _make_hooks(
-    state: TrainingState,
-    step_context: StepContext,
-    checks: Checks,
-    kernel: Fingerprint,
-    lag: int,
-) -> Hooks:
-    """The hooks of a run. Their order is that in which they hear of a step:
-
-    - the determinism check computes the first step before a fault is injected
-    - state that changed by itself may be why a step is not finite: checksums come first
-    - behind the search for NaN all hooks see finite steps only: they count, and the log tells them
-    - a step is told before the run ends of what it found: the state check is behind the log
-    - evaluation before samples, and both before a checkpoint, which knows the best loss
-    - the wait for the supervisor's permit is last: behind it the next step begins
-    """
-    settings, context = state.settings, state.context
-    evidence = EvidenceWriter(state)
-    client = _make_client(state, checks.log, evidence)
-    injector = Injector(
-        context.drill, context.identity.worker, state.model, state.optimizer, context.world
-    )
-    nonfinite = NonFiniteHandler(
-        state,
-        step_context,
-        checks.monitor,
-        injector,
-        evidence,
-        lag=lag,
-        proves=checks.fingerprints.see_all,
-    )
-    log, fingerprints = checks.log, checks.fingerprints
-    is_deterministic = settings.system.deterministic
-    state_check = StateCheck(state, fingerprints, log, nonfinite, evidence, client)
-    progress = Progress(context)
-    saver = Saver(settings.training, state, kernel)
-    save = Save(state, saver, evidence, client, state_check.check_now)
-    max_lead = settings.launch.max_lead
-    in_order: list[Hook] = [
-        DeterminismCheck(step_context, fingerprints, log, is_deterministic=is_deterministic),
-        injector,
-        Checksums(step_context, fingerprints, log, state_check, settings.launch.audit_interval),
-        nonfinite,
-        progress,
-        *state.observers,
-        state_check,
-        Evaluate(state, step_context, save, client),
-        MakeSamples(state, context.prompts, client),
-        save,
-        Lockstep(
-            client,
-            progress.start_timing,
-            num_steps=state.num_steps,
-            keeps_step=0 < lag < max_lead,
-        ),
-    ]
-    return Hooks(in_order, injector, nonfinite, saver, client)
 
 
 def _make_trainer(
@@ -282,7 +190,7 @@ def _make_fingerprints(state: TrainingState, kernel: Kernel, how: str) -> Finger
         last_step=settings.training.max_steps - 1,  # also of a replay: it takes what its run took
         budget_bytes=_fingerprint_budget(settings, shape, how, kernel, state.context),
         site_bytes=4 * _tokens_per_step(settings, world.size) * shape.hidden_size,
-        sees_sites=world.is_alone,
+        sites=state.model.sites if world.is_alone else (),  # ranks read different batches
         shard=world.shard_name,
     )
 
@@ -291,20 +199,6 @@ def _lag(state: TrainingState, lag: int | None) -> int:
     if state.optimizer.loss_scale is not None:
         return 0  # a step that overflows is repeated before the next begins
     return int(state.context.device.type == "cuda") if lag is None else lag
-
-
-def _make_client(
-    state: TrainingState, log: ChecksumLog, evidence: EvidenceWriter
-) -> SupervisorClient:
-    """It answers from `log`; `evidence` saves what it is to keep."""
-    channels, stop = state.context.channels, state.context.stop
-
-    def keep(dump: Dump, num_done: int) -> None:
-        kept = evidence.dossier("difference", num_done, step=dump.of_step, guilty=dump.tensors)
-        channels.say_own(kept)
-
-    on_notice = state.settings.training.save_on_signal
-    return SupervisorClient(channels.sink, stop, on_notice=on_notice, answer=log.vectors, keep=keep)
 
 
 def _choose_fingerprints(settings: Settings, context: RunContext) -> tuple[Kernel, str]:

@@ -17,29 +17,13 @@ from model_check.config.schema import TrainingSettings
 from model_check.config.shape import parameter
 from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.loss_scale import LossScale
+from model_check.forensics.optimizer import Part
 from model_check.forensics.shard import own_values
 from model_check.kernels import Update
 
 BLOCK_VALUES = 1 << 18
 """Of an update on a CPU: its cache keeps them, with their moments and gradients, for who looks at
 them before and after."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Of a parameter, or of this rank's shard of it: values `first` to `end` - 1."""
-
-    owner: int
-    """Its number, in the order of the model."""
-    first: int
-    end: int
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The same values of a tensor of the same shape: of the parameter, a gradient, a moment."""
-        whole = own_values(tensor)
-        if self.end - self.first == whole.numel():
-            return whole
-        return whole.view(-1)[self.first : self.end]
 
 
 class GroupOptions(NamedTuple):
@@ -136,6 +120,11 @@ class AdamW:
     def moments(self) -> dict[str, list[Tensor]]:
         """By their names in a state dict, in the order of the model."""
         return {"exp_avg": self.first_moments, "exp_avg_sq": self.second_moments}
+
+    def kept(self, number: int) -> dict[str, Tensor]:
+        """Returns what an update changes of the parameter of that number, by quantity."""
+        moments = {kind: of_all[number] for kind, of_all in self.moments.items()}
+        return {"weights": self.weights[number], **moments}
 
     @property
     def scalars(self) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import own_sums
 from model_check.events import Phase, PhaseName, Scalar
 from model_check.forensics.fingerprint import fingerprint_for
-from model_check.forensics.shard import fill, is_shared, named_part, own_values
+from model_check.forensics.shard import fill, is_shared
 from model_check.hooks.hook import RunObserver
 from model_check.model import Llama
 
@@ -240,20 +240,6 @@ class TrainingState:
     def _tokenizer(self) -> Tensor | None:
         """Packed once, for the first checkpoint."""
         return None if self.context.tokenizer is None else packed(self.context.tokenizer)
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All that a step reads and writes, by its name in a dossier: `weights/norm.weight`, a
-        buffer too, `gradients/`, `exp_avg/`, `exp_avg_sq/`. The live ones. Of a sharded model those
-        values that lie here: `weights/norm.weight[256:512]`."""
-        named = [(named_part(name, p), p) for name, p in self.optimizer.named.items()]
-        for name, tensor in (*named, *self.model.named_buffers()):
-            yield f"weights/{name}", own_values(tensor)
-        for name, parameter in named:
-            if parameter.grad is not None:
-                yield f"gradients/{name}", own_values(parameter.grad)
-        for kind, moments in self.optimizer.moments.items():
-            for (name, _), values in zip(named, moments, strict=True):
-                yield f"{kind}/{name}", values
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `capture` gave, in place. `saving.fit` has checked it."""

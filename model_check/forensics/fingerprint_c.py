@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_check.config.places import user_cache
 from model_check.forensics.fingerprint import NoKernelError, width_of
 from model_check.utils.held import OTHERS_WRITE, HeldDirectory, hold_own, make_unlinked
+from model_check.utils.user_cache import user_cache
 
 _SOURCE = Path(__file__).with_name("fingerprint.c")
 _COMPILERS = ("cc", "gcc", "clang")

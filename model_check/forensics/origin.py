@@ -1,6 +1,7 @@
 """Where a NaN or Inf was born: the first module, in the order of computation, that made one out of
 finite inputs. Found by hooks while a step is computed again."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -81,8 +82,13 @@ class Search:
     """In the order of the backward pass, the modules with finite gradients of their outputs, and
     what they made of them."""
 
-    def conclude(self) -> None:
-        """The backward pass of a micro-batch is over."""
+    def begin(self, step: int) -> None:
+        """The passes of a step begin."""
+
+    def see(self, x_BTE: Tensor) -> None:
+        """What flows between blocks: hooks of modules see it, too."""
+
+    def end_micro_batch(self) -> None:
         made = (found or self._bad_gradients.get(name) for name, found in self._passed)
         self.found = self.found or next(filter(None, made), None)
         self._passed.clear()
@@ -152,10 +158,13 @@ def hooked(model: nn.Module, hooks: Mapping[str, Hook]) -> ExitStack:
 
 @contextmanager
 def searched(model: nn.Module, hooked: Hooked = hooked) -> Iterator[Search]:
-    """Hooks on every module and parameter of `model`; `conclude` follows each micro-batch. A
-    compiled module must be called eagerly meanwhile."""
+    """Hooks on every module and parameter of `model`; `end_micro_batch` follows each
+    micro-batch. A compiled module must be called eagerly meanwhile."""
     search = Search()
     with ExitStack() as stack:
+        # Of a module whose inputs have no gradients, as the first one's.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         for name, module in model.named_modules():
             for handle in _hooks(search, name, module):
                 stack.callback(handle.remove)

@@ -1,26 +1,31 @@
 """The hooks that take and compare fingerprints: those of each step, of the first step computed
 twice, and of the state that an update left."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
-from torch import Tensor
+from torch import Tensor, nn
 
-from model_check.engine.distributed.world import ALONE
+from model_check.engine.distributed.world import ALONE, World
+from model_check.engine.loss_scale import LossScale
 from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.rng import kept_rng
-from model_check.engine.state import TrainingState
+from model_check.engine.run_context import RunContext
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Dump, Kept
-from model_check.hooks.checksum_log import ChecksumLog, ChecksumVector, joined
+from model_check.forensics.checksums import ChecksumVector, joined
+from model_check.forensics.optimizer import Optimizer
+from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.evidence import EvidenceWriter
 from model_check.hooks.fingerprints import Fingerprints
 from model_check.hooks.hook import Hook, Loop
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.hooks.nonfinite import NonFiniteHandler
 from model_check.hooks.recompute import bad_state
-from model_check.train import StepContext, accumulate
 
+Compute = Callable[[StepData], Tensor]
+"""Computes both passes of a step, whose gradients `.grad` holds afterwards; returns its loss."""
 CHECKSUMS = "checksums"
 """The note of a step."""
 
@@ -33,34 +38,38 @@ class DeterminismCheck(Hook):
 
     def __init__(
         self,
-        context: StepContext,
+        compute: Compute,
         fingerprints: Fingerprints,
         log: ChecksumLog,
+        world: World = ALONE,
         *,
         is_deterministic: bool,
+        loss_scale: LossScale | None = None,
     ) -> None:
-        self._context, self._fingerprints, self._log = context, fingerprints, log
+        """`is_deterministic`: equal bits are to be expected. `loss_scale`: what gradients carry."""
+        self._passes, self._fingerprints, self._log = compute, fingerprints, log
+        self._world, self._loss_scale = world, loss_scale
         self._is_deterministic, self._is_done = is_deterministic, False
 
     def before_step(self, data: StepData) -> None:
         if self._is_done:
             return
         self._is_done = True
-        if not self._context.world.is_alone:
+        if not self._world.is_alone:
             self._compute(data)
         if not (self._fingerprints.are_taken and self._is_deterministic):
             self._log.begin(self._fingerprints.of_state_now())
             return
         loss = self._compute(data)
-        scale = self._context.optimizer.loss_scale
+        scale = self._loss_scale
         used = None if scale is None else float(scale.value)  # sync
         self._log.begin(self._fingerprints.of_passes(), float(loss), used)  # sync
 
     def _compute(self, data: StepData) -> Tensor:
         """Both passes, which leave no trace but gradients; returns this rank's loss."""
         with kept_rng():
-            loss = accumulate(self._context, data)
-        self._context.world.wait_for_device()  # what reads it has no limit
+            loss = self._passes(data)
+        self._world.wait_for_device()  # what reads it has no limit
         return loss
 
 
@@ -70,14 +79,20 @@ class StateCheck(Hook):
 
     def __init__(
         self,
-        state: TrainingState,
+        model: nn.Module,
+        optimizer: Optimizer,
         fingerprints: Fingerprints,
         log: ChecksumLog,
         nonfinite: NonFiniteHandler,
         evidence: EvidenceWriter,
         client: SupervisorClient,
+        context: RunContext,
+        *,
+        num_steps: int,
     ) -> None:
-        self._state, self._fingerprints, self._log = state, fingerprints, log
+        """`num_steps`: those after which the training ends."""
+        self._model, self._optimizer, self._context = model, optimizer, context
+        self._fingerprints, self._log, self._num_steps = fingerprints, log, num_steps
         self._nonfinite, self._evidence, self._client = nonfinite, evidence, client
 
     def on_result(self, _metrics: StepMetrics) -> None:
@@ -87,7 +102,7 @@ class StateCheck(Hook):
         """State that changed by itself may be why the latest step is not finite. Raises
         BrokenStateError."""
         found = self._log.check()
-        if found is not None and self._state.context.world.is_sharded:
+        if found is not None and self._context.world.is_sharded:
             self._nonfinite.tell_changed()
         self._raise_if(found)
 
@@ -100,14 +115,14 @@ class StateCheck(Hook):
     def on_last_step(self, *, early: bool) -> None:
         self.check_now()
         if not early and (vectors := self._log.last_vectors) is not None:
-            self._state.context.channels.sink.emit(vectors)
+            self._context.channels.sink.emit(vectors)
 
     def _raise_if(self, found: Break | None) -> None:
         if found is None:
             return
-        if bad_state(self._state.model, self._state.optimizer) is not None:
+        if bad_state(self._model, self._optimizer) is not None:
             found = msgspec.structs.replace(found, is_finite=False)
-        context = self._state.context
+        context = self._context
         context.channels.sink.emit(found)
         error = _ChangedState(found)
         num_bytes = self._evidence.dossier_bytes
@@ -117,7 +132,7 @@ class StateCheck(Hook):
     def on_error(self, error: Exception, loop: Loop) -> None:
         """Keeps the changed state after as many steps as a healthy worker keeps its own; alone,
         where it is."""
-        context = self._state.context
+        context = self._context
         if not isinstance(error, _ChangedState) or context.replay_to is not None:
             return
         found = error.found
@@ -125,7 +140,7 @@ class StateCheck(Hook):
         # A rank takes no step that the others do not take, too.
         dump = (self._client.wait_for_dump() if context.world.is_alone else None) or alone
         # Nobody looks at these steps: the state that they begin with is known to be wrong.
-        until = min(dump.step, self._state.num_steps)
+        until = min(dump.step, self._num_steps)
         while loop.num_done < until and not context.stop.asked(on_notice=False):
             loop.train_unchecked()
         if context.stop.asked(on_notice=False):
@@ -149,16 +164,17 @@ class Checksums(Hook):
 
     def __init__(
         self,
-        context: StepContext,
         fingerprints: Fingerprints,
         log: ChecksumLog,
         state_check: StateCheck,
-        audit_interval: int | None,
+        audit: Compute | None = None,
+        audit_interval: int | None = None,
     ) -> None:
-        """`fingerprints`: among the watchers of `context`, and its update_watcher.
-        `audit_interval`: steps from one audit to the next, see `_audited`; None: there is none."""
-        self._context, self._fingerprints, self._log = context, fingerprints, log
-        self._state_check, self._audit_interval = state_check, audit_interval
+        """`fingerprints`: watch both passes of a step, and its update. `audit`: what each rank
+        computes alone: what one computes wrong would spread to all by the sum, and differ nowhere.
+        `audit_interval`: steps from one audit to the next; None: there is none."""
+        self._fingerprints, self._log, self._state_check = fingerprints, log, state_check
+        self._compute_audit, self._audit_interval = audit, audit_interval
         self._audit: ChecksumVector | None = None
         self._vectors: dict[int, ChecksumVector] = {}
         """Of the steps whose numbers are on their way to the host."""
@@ -183,13 +199,9 @@ class Checksums(Hook):
             self._state_check.check_bad_step()
 
     def _audited(self, data: StepData) -> ChecksumVector | None:
-        """Where it is due, each rank computes the first one's micro-batch, alone: what a rank
-        computes wrong would spread to all by the sum, and differ nowhere."""
-        interval, world = self._audit_interval, self._context.world
-        if world.is_alone or interval is None or data.step % interval:
+        compute, interval = self._compute_audit, self._audit_interval
+        if compute is None or interval is None or data.step % interval:
             return None
-        batch = tuple(map(world.of_first, data.micro_batches[0]))
         with kept_rng():
-            one = replace(data, micro_batches=[batch])
-            accumulate(replace(self._context, world=ALONE), one)
+            compute(data)
         return self._fingerprints.of_audit()

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_check.engine.checkpoint import set_earlier_aside, storing, write_checkpoint
-from model_check.engine.state import TrainingState
+from model_check.engine.run_context import RunContext
 from model_check.errors import StorageError
 from model_check.events import Break, Evidence, NonFinite
 from model_check.forensics.dossier import write_dossier
 from model_check.forensics.manifest import MANIFEST
-from model_check.hooks.recompute import bad_state
+from model_check.forensics.optimizer import Optimizer, tensors_of
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,11 @@ class EvidenceWriter:
     """A full disk, or a GPU that fails for good, must not hide a finding: each method returns a
     line that says what became of its file."""
 
-    state: TrainingState
-
-    @property
-    def dossier_bytes(self) -> int:
-        """How much of its tensors a dossier may keep."""
-        return int(self.state.settings.launch.dossier_gib * 2**30)
+    model: nn.Module
+    optimizer: Optimizer
+    context: RunContext
+    dossier_bytes: int
+    """How much of its tensors a dossier may keep."""
 
     def file(self, what: str, path: Path, write: Callable[[Path], object]) -> str:
         """Writes a file; an earlier one of that name is set aside."""
@@ -39,34 +38,15 @@ class EvidenceWriter:
 
         return self._keep(what, path, write_beside)
 
-    def finite_state(self, path: Path, num_done: int) -> str:
-        """Writes a checkpoint of the state after `num_done` steps. One that an update has left half
-        done, or that is not finite, is nothing to go on from."""
-        if self.state.context.world.is_sharded:
-            return (
-                f"Checkpoint not saved: {path.name} would hold the part of this rank alone; "
-                "--resume auto goes on from the newest step_N"
-            )
-        if int(self.state.optimizer.num_steps) != num_done:  # sync
-            return f"Checkpoint not saved: the update of step {num_done} was not whole"
-        if bad_state(self.state.model, self.state.optimizer) is not None:
-            return "Checkpoint not saved: weights or moments are not finite"
-        loss = self.state.context.meter.loss_last
-        return self.file(
-            "Checkpoint",
-            path,
-            lambda path: write_checkpoint(path, self.state.capture(num_done, loss)),
-        )
-
     def shards(self, num_done: int) -> str:
         """Writes what lies on this rank of the state after `num_done` steps: each tensor by its
         place in the whole, `weights/norm.weight[256:512]`."""
-        world, tensors = self.state.context.world, dict(self.state.tensors())
+        world, tensors = self.context.world, dict(tensors_of(self.model, self.optimizer))
         kept = {name: t for name, t in tensors.items() if not name.startswith("gradients/")}
         about = {"rank": world.rank, "num_ranks": world.size, "step": num_done}
         return self.file(
             "Shards of this rank",
-            self.state.context.evidence / f"nan_grad_step_{num_done}.shards.pt",
+            self.context.evidence / f"nan_grad_step_{num_done}.shards.pt",
             lambda path: write_checkpoint(path, {**about, "shards": kept}),
         )
 
@@ -83,7 +63,7 @@ class EvidenceWriter:
         """Writes the dossier. `state_after`: optimizer steps that made weights and moments.
         `tensors`: by their names in a dossier; None: the state. `step`: of the fault. `guilty`: the
         names of suspect tensors."""
-        identity = self.state.context.identity
+        identity = self.context.identity
         about: dict[str, Any] = {
             "worker": identity.worker,
             "run": identity.run_name,
@@ -92,17 +72,17 @@ class EvidenceWriter:
             "state_after": state_after,
             "event": {} if event is None else msgspec.to_builtins(event),
         }
-        kept: Iterable[tuple[str, Tensor]] = self.state.tensors()
+        kept: Iterable[tuple[str, Tensor]] = tensors_of(self.model, self.optimizer)
         if tensors is not None:
             kept = tensors.items()
 
         def write(path: Path) -> None:
             write_dossier(path.parent, about, kept, guilty=guilty, most_bytes=self.dossier_bytes)
 
-        return self._keep("Dossier", self.state.context.dossier / MANIFEST, write)
+        return self._keep("Dossier", self.context.dossier / MANIFEST, write)
 
     def _keep(self, what: str, path: Path, write: Callable[[Path], object]) -> str:
-        context = self.state.context
+        context = self.context
         is_in_run = context.run_dir in path.parents
         try:
             with storing(path, "--run-dir" if is_in_run else "system.checkpoint_dir"):

@@ -8,12 +8,9 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from model_check.engine.optim import AdamW, Block
-from model_check.forensics.fingerprint import Fingerprint, num_rows, sent
-from model_check.forensics.shard import first_of, is_shared, own_values
-from model_check.hooks.checksum_log import (
+from model_check.forensics.checksums import (
     ChecksumIndex,
     ChecksumKey,
     ChecksumVector,
@@ -21,7 +18,9 @@ from model_check.hooks.checksum_log import (
     index_of_all,
     joined,
 )
-from model_check.model import Llama
+from model_check.forensics.fingerprint import Fingerprint, num_rows, sent
+from model_check.forensics.optimizer import Block, Optimizer
+from model_check.forensics.shard import first_of, is_shared, own_values
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS
 
 PART_VALUES = 1 << 26
@@ -169,28 +168,27 @@ class Fingerprints:
 
     def __init__(
         self,
-        model: Llama,
-        optimizer: AdamW,
+        model: nn.Module,
+        optimizer: Optimizer,
         fingerprint: Fingerprint,
         *,
+        sites: Sequence[str] = (),
         last_step: int,
         budget_bytes: float | None = None,
         site_bytes: int = 0,
-        sees_sites: bool = True,
         shard: str = "",
     ) -> None:
-        """`budget_bytes`: what one step may read; None: all, 0: nothing. The first step and
-        `last_step` take all, whatever they read. `site_bytes`: what flows at one site in a step.
-        `sees_sites`: whether sites are fingerprinted; ranks read different batches. `shard`: names
-        the one of the model that this rank holds; others hold other tensors."""
+        """`sites`: the modules whose outputs `see` is called with, in turn. `budget_bytes`: what
+        one step may read; None: all, 0: nothing. The first step and `last_step` take all, whatever
+        they read. `site_bytes`: what flows at one site in a step. `shard`: names the one of the
+        model that this rank holds; others hold other tensors."""
         self._shard = shard
         self._blocks = optimizer.blocks
         self._fingerprint = fingerprint
-        self._device = optimizer.weights[0].device
-        sites = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
-        self._sites = sites if sees_sites else []
+        self._device = optimizer.kept(0)["weights"].device
+        self._sites = sites
         units = [*_units_of_state(model, optimizer)]
-        units += [_Selection(sites={n}, num_bytes=2 * site_bytes) for n in range(len(self._sites))]
+        units += [_Selection(sites={n}, num_bytes=2 * site_bytes) for n in range(len(sites))]
         self._all = _merged(units) if budget_bytes != 0 else _Selection()
         self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
         names = list(optimizer.named) if self.are_taken else []
@@ -340,19 +338,18 @@ class Fingerprints:
         return self._fingerprint(tensors)
 
 
-def _units_of_state(model: Llama, optimizer: AdamW) -> Iterator[_Selection]:
+def _units_of_state(model: nn.Module, optimizer: Optimizer) -> Iterator[_Selection]:
     """Yields what may not be divided among slots: a part of a parameter, and all that belongs to
     it."""
     # Weights may be offloaded; a buffer never is.
-    device = optimizer.weights[0].device
+    device = optimizer.kept(0)["weights"].device
     buffers = [(n, buffer) for n, buffer in model.named_buffers() if buffer.device == device]
     others = [("weights", name, buffer) for name, buffer in buffers]
     others += [("exp_avg", name, scalar) for name, scalar in optimizer.scalars.items()]
     state = [_Part(_key(kind, name, tensor), tensor=tensor) for kind, name, tensor in others]
     yield _Selection(state=state, num_bytes=2 * sum(part.tensor.nbytes for part in state))
     for number, (name, parameter) in enumerate(optimizer.named.items()):
-        moments = {kind: of_all[number] for kind, of_all in optimizer.moments.items()}
-        tensors = {"weights": optimizer.weights[number]} | moments
+        tensors = optimizer.kept(number)
         for part, values in _parts(name, parameter):
             views = {kind: tensor.view(-1)[values] for kind, tensor in tensors.items()}
             gradient = _key("gradients", part, views["weights"])

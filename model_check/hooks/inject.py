@@ -28,12 +28,11 @@ from model_check.config.drill import (
 )
 from model_check.engine.busy import Busy
 from model_check.engine.distributed.world import ALONE, World
-from model_check.engine.optim import AdamW
 from model_check.engine.results import StepData, StepResult
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError
+from model_check.forensics.optimizer import Optimizer
 from model_check.hooks.hook import Hook
-from model_check.model import Llama
 
 
 class Injector(Hook):
@@ -43,8 +42,8 @@ class Injector(Hook):
         self,
         drill: Drill | None,
         worker: str,
-        model: Llama,
-        optimizer: AdamW,
+        model: nn.Module,
+        optimizer: Optimizer,
         world: World = ALONE,
     ) -> None:
         """Raises ConfigError when the drill names something that `model` lacks."""
@@ -97,9 +96,8 @@ class Injector(Hook):
             case kind if kind in WEIGHT_KINDS:
                 _spoil_in_place(_weights(self._model, self._optimizer)[drill.target], drill)
             case kind if kind in MOMENT_KINDS:
-                names = list(self._optimizer.named)
-                moments = self._optimizer.moments[drill.moment]
-                _spoil_in_place(moments[names.index(drill.target)], drill)
+                number = list(self._optimizer.named).index(drill.target)
+                _spoil_in_place(self._optimizer.kept(number)[drill.moment], drill)
             case _:
                 self._hook(drill)
 
@@ -108,7 +106,7 @@ class Injector(Hook):
         spoiler = _Spoiler(drill)
         kind = drill.kind
         if kind == "loss_nan":
-            handle = self._model.loss.register_forward_hook(spoiler.loss)
+            handle = self._model.get_submodule("loss").register_forward_hook(spoiler.loss)
         elif kind == "flip_gradient" and not self._world.is_alone:
             self._hook_sum(self._optimizer.named[drill.target], spoiler)
             return
@@ -207,10 +205,10 @@ def _flip(tensor: Tensor, drill: Drill) -> None:
     tensor.view(integer).as_strided((drill.num_values,), (1,)).bitwise_xor_(mask)
 
 
-def _weights(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+def _weights(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """What of them lies here, and the buffers."""
-    parameters = zip(optimizer.named, optimizer.weights, strict=True)
-    return dict((*parameters, *model.named_buffers()))
+    parameters = {n: optimizer.kept(i)["weights"] for i, n in enumerate(optimizer.named)}
+    return parameters | dict(model.named_buffers())
 
 
 def _check_length(drill: Drill, weights: Mapping[str, Tensor]) -> None:

@@ -45,8 +45,7 @@ class SupervisorClient:
         self._on_notice = on_notice
         self._permit = -1 if sink.is_held else math.inf
         self._is_released = False
-        self.num_done = 0
-        """Steps that the state has behind it."""
+        self._num_done = 0
         self._is_finished = False
         self._beat_at = time.monotonic()
         """When `check_in` showed a sign of life."""
@@ -86,6 +85,15 @@ class SupervisorClient:
         self._wait(lambda: bool(self._dumps) or self._is_released or not self._is_held, self._hear)
         return min(self._dumps, key=lambda dump: dump.step, default=None)
 
+    @property
+    def num_done(self) -> int:
+        """Steps that the state has behind it."""
+        return self._num_done
+
+    def tell_done(self, num_done: int) -> None:
+        """So many steps are behind the state."""
+        self._num_done = num_done
+
     def serve(self) -> None:
         """Take what came, answer what was asked, keep what is due; never waits."""
         self._hear()
@@ -118,7 +126,7 @@ class SupervisorClient:
                     self._is_released = True
 
     def _keep_what_is_due(self) -> None:
-        num_done = self.num_done
+        num_done = self._num_done
         for dump in [d for d in self._dumps if num_done >= d.step or self._is_finished]:
             self._dumps.remove(dump)
             self._keep(dump, num_done)
@@ -162,7 +170,7 @@ class Lockstep(Hook):
         self._num_steps, self._keeps_step = num_steps, keeps_step
 
     def after_update(self, data: StepData, _result: StepResult) -> None:
-        self._client.num_done = data.step + 1
+        self._client.tell_done(data.step + 1)
 
     def is_due(self, num_done: int) -> bool:
         if num_done == self._num_steps or self._client.may_begin(num_done):

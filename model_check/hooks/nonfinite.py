@@ -1,31 +1,37 @@
 """What follows a step that is not finite: find where it began, report it, save the evidence, end
 with exit code 20."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_check.engine.checkpoint import write_checkpoint
 from model_check.engine.distributed.world import BAD_STEP, OwnState, of_bad_step
 from model_check.engine.results import StepData, StepMetrics, StepResult
-from model_check.engine.state import TrainingState
+from model_check.engine.run_context import RunContext
 from model_check.errors import NonFiniteError, PeerLost
 from model_check.events import Beat, NonFinite, Phase
-from model_check.forensics.advice import advice
 from model_check.forensics.dump import dump_tensors
+from model_check.forensics.optimizer import Optimizer, moments_of, tensors_of
 from model_check.forensics.origin import Found
 from model_check.forensics.report import BadStep, block, module_line, summary
 from model_check.forensics.scan import BadTensor, bad_gradients, bad_parameters, bad_tensors
+from model_check.forensics.shard import own_values
 from model_check.hooks.evidence import EvidenceWriter
 from model_check.hooks.hook import Hook
 from model_check.hooks.inject import Injector
-from model_check.hooks.recompute import bad_norms, bad_state, noted_origin, repeated_origin
+from model_check.hooks.recompute import (
+    Repeat,
+    bad_norms,
+    bad_state,
+    noted_origin,
+    repeated_origin,
+)
 from model_check.hooks.site_monitor import SiteMonitor
-from model_check.train import StepContext
 from model_check.utils.words import first_line
 
 SITES = "sites"
@@ -38,21 +44,31 @@ class NonFiniteHandler(Hook):
 
     def __init__(
         self,
-        state: TrainingState,
-        context: StepContext,
+        model: nn.Module,
+        optimizer: Optimizer,
+        context: RunContext,
+        compute_again: Repeat,
         monitor: SiteMonitor,
         injector: Injector,
         evidence: EvidenceWriter,
         *,
         lag: int,
         proves: bool,
+        capture: Callable[[int, float], dict[str, Any]] | None = None,
+        advise: Callable[[], str] = lambda: "",
+        dumps_tensors: bool = False,
     ) -> None:
-        """`monitor`: is among the watchers of `context`. `lag`: later steps that may have
-        overwritten the gradients of the bad one: it is computed again for them. `proves`: what was
-        computed from a changed state proves something: each change would have been noticed."""
-        self._state, self._context, self._monitor = state, context, monitor
+        """`monitor`: watches both passes of a step. `lag`: later steps that may have overwritten
+        the gradients of the bad one: it is computed again for them. `proves`: what was computed
+        from a changed state proves something: each change would have been noticed. `capture`: gives
+        a checkpoint of the state after so many steps and of that loss; None: there is none to save.
+        `advise`: a line, of settings that can have made it. `dumps_tensors`: all of them are saved
+        in a file of their own."""
+        self._model, self._optimizer, self._context = model, optimizer, context
+        self._compute_again, self._monitor = compute_again, monitor
         self._injector, self._evidence = injector, evidence
         self._recomputes, self._proves = lag > 0, proves
+        self._capture, self._advise, self._dumps_tensors = capture, advise, dumps_tensors
         self._last: StepMetrics | None = None
 
     def after_update(self, _data: StepData, result: StepResult) -> None:
@@ -74,7 +90,7 @@ class NonFiniteHandler(Hook):
         self._raise_if_of_other_ranks(metrics)
         is_overwritten = self._recomputes and gradients is None
         if gradients is None:
-            gradients = [] if is_overwritten else bad_gradients(self._state.model)
+            gradients = [] if is_overwritten else bad_gradients(self._model)
         bad = self._first_look(metrics, gradients)
         self._report(bad, self._names(bad, metrics))
         if is_overwritten:
@@ -91,11 +107,11 @@ class NonFiniteHandler(Hook):
         """An update can spoil the weights although the step's loss and gradients are finite. Raises
         NonFiniteError; no checkpoint may hold them."""
         last = self._last  # the step that made them
-        if last is None or not (spoilt := bad_tensors(_kept_tensors(self._state))):
+        if last is None or not (spoilt := bad_tensors(_kept_tensors(self._optimizer))):
             return
-        found = bad_state(self._state.model, self._state.optimizer)
+        found = bad_state(self._model, self._optimizer)
         bad = BadStep(
-            worker=self._state.context.identity.worker,
+            worker=self._context.identity.worker,
             step=last.step,
             loss=last.loss,
             grad_norm=last.grad_norm,
@@ -106,7 +122,7 @@ class NonFiniteHandler(Hook):
         names = [tensor.name for tensor in spoilt]
         self._report(bad, names)
         lines = self._show(bad)
-        if self._state.context.replay_to is None:
+        if self._context.replay_to is None:
             lines = [self._keep_dossier(_event(bad, names), last.step + 1, found), *lines]
         self._end(bad, *lines)
 
@@ -139,7 +155,7 @@ class NonFiniteHandler(Hook):
         such a step."""
         if not self._context.world.is_sharded:
             return []
-        is_finite = not bad_parameters(self._state.model)
+        is_finite = not bad_parameters(self._model)
         with suppress(PeerLost):
             of_ranks = self._exchange(OwnState.FINITE if is_finite else OwnState.NOT_FINITE)
             if all(first == BAD_STEP for first, *_ in of_ranks):
@@ -147,7 +163,7 @@ class NonFiniteHandler(Hook):
         return []
 
     def _exchange(self, state: OwnState = OwnState.FINITE) -> list[list[int]]:
-        sink = self._state.context.channels.sink
+        sink = self._context.channels.sink
         return self._context.world.offer(*of_bad_step(state)).take(lambda: sink.emit(Beat()))
 
     def _join_repeat(self, metrics: StepMetrics) -> None:
@@ -155,7 +171,7 @@ class NonFiniteHandler(Hook):
         news: this rank is about to end for their sake."""
         with suppress(PeerLost, RuntimeError, MemoryError):
             if self._all_repeat():
-                repeated_origin(self._context, metrics)
+                self._look_again(metrics)
 
     def _all_repeat(self) -> bool:
         """Whether all ranks compute the step again: where they share the model, none can do it
@@ -167,13 +183,13 @@ class NonFiniteHandler(Hook):
         """Returns what is known from the step itself; nothing is computed again yet."""
         site = self._monitor.first_bad(metrics.result.notes[SITES])
         return BadStep(
-            worker=self._state.context.identity.worker,
+            worker=self._context.identity.worker,
             step=metrics.step,
             loss=metrics.loss,
             grad_norm=metrics.grad_norm,
             gradients=gradients,
-            parameters=bad_parameters(self._state.model),
-            origin=noted_origin(self._state.optimizer, metrics, site),
+            parameters=bad_parameters(self._model),
+            origin=noted_origin(self._optimizer, metrics, site),
             elsewhere=self._elsewhere(metrics, gradients),
         )
 
@@ -183,31 +199,30 @@ class NonFiniteHandler(Hook):
         if not self._context.world.is_sharded:
             return []
         known = {tensor.name for tensor in own}
-        return [name for name in bad_norms(self._state.optimizer, metrics) if name not in known]
+        return [name for name in bad_norms(self._optimizer, metrics) if name not in known]
 
     def _names(self, bad: BadStep, metrics: StepMetrics) -> list[str]:
         """Names the parameters that are not finite, or whose gradients are not."""
         if bad.gradients:
             return [tensor.name for tensor in bad.gradients]
-        noted = bad_norms(self._state.optimizer, metrics)
+        noted = bad_norms(self._optimizer, metrics)
         return noted or [tensor.name for tensor in bad.parameters]
 
     def _repeat(self, bad: BadStep, metrics: StepMetrics) -> tuple[BadStep, Found | None]:
         """Compute the step again; return what that shows. A GPU that fails for good, or lacks the
         memory, must not hide what is known."""
-        model, optimizer = self._state.model, self._state.optimizer
         self._injector.repeat(bad.step)
-        channels, world = self._state.context.channels, self._context.world
+        channels, world = self._context.channels, self._context.world
         try:
             if world.is_sharded and not self._all_repeat():
                 channels.note(f"step {bad.step} was not computed again: {_ALONE}")
                 return bad, None
-            held = bad_state(model, optimizer)
-            again, repeated = repeated_origin(self._context, metrics)
-            gradients = bad_gradients(model) if bad.recomputed else bad.gradients
+            held = bad_state(self._model, self._optimizer)
+            again, repeated = self._look_again(metrics)
+            gradients = bad_gradients(self._model) if bad.recomputed else bad.gradients
         except (RuntimeError, MemoryError, PeerLost) as error:
             channels.note(f"step {bad.step} could not be computed again: {first_line(error)}")
-            world.settle(model)
+            world.settle(self._model)
             return bad, None
         found = held or again
         # What comes again in no module comes of a sum: the step's own note of a block is refuted.
@@ -218,58 +233,57 @@ class NonFiniteHandler(Hook):
         came_again = repeated if is_known else None
         return replace(bad, origin=origin, repeated=came_again, gradients=gradients), found
 
+    def _look_again(self, metrics: StepMetrics) -> tuple[Found | None, bool]:
+        world, again = self._context.world, self._compute_again
+        return repeated_origin(self._model, self._optimizer, world, again, metrics.data)
+
     def _report(self, bad: BadStep, names: Sequence[str]) -> None:
         num_bytes, error = self._evidence_bytes(), NonFiniteError(summary(bad))
-        self._state.context.channels.sink.emit(_event(bad, names, num_bytes))
+        self._context.channels.sink.emit(_event(bad, names, num_bytes))
         self._context.world.tell_saving(error, bad.step, num_bytes)
 
     def _show(self, bad: BadStep) -> list[str]:
         """Say the block of lines. Where that was asked for, all tensors are saved beside the
         checkpoints, now: a repeat overwrites the gradients. Returns a line about them, for
         later."""
-        channels = self._state.context.channels
+        channels = self._context.channels
         channels.say_own(block(bad))
         channels.say_own("")
         channels.sink.emit(Phase(name="save"))
-        if not self._state.settings.debug.dump_tensors:
+        if not self._dumps_tensors:
             return []
-        path = self._state.context.evidence / "debug" / f"nan_debug_step_{bad.step}.pkl"
-        write = partial(dump_tensors, model=self._state.model)
+        path = self._context.evidence / "debug" / f"nan_debug_step_{bad.step}.pkl"
+        write = partial(dump_tensors, model=self._model)
         return [self._evidence.file("Debug tensors", path, write)]
 
     def _save(self, bad: BadStep, names: Sequence[str], found: Found | None) -> Iterator[str]:
         """Yields a line for each file. The dossier comes first: it is in the run directory."""
-        if self._state.context.replay_to is not None:
+        if self._context.replay_to is not None:
             return  # the evidence of its run stays
         yield self._keep_dossier(_event(bad, names), bad.step, found)
         if self._context.world.is_sharded:
             yield self._evidence.shards(bad.step)
             return
+        if (capture := self._capture) is None:
+            return
         yield self._evidence.file(
             "Checkpoint",  # of the state before the step
-            self._state.context.evidence / f"nan_grad_step_{bad.step}.pt",
-            lambda path: write_checkpoint(path, self._state.capture(bad.step, bad.loss)),
+            self._context.evidence / f"nan_grad_step_{bad.step}.pt",
+            lambda path: write_checkpoint(path, capture(bad.step, bad.loss)),
         )
 
     def _end(self, bad: BadStep, *lines: str) -> NoReturn:
         """Say what became of files; and advice, but not in a replay, nor where the fault did not
         come again: no setting made it."""
-        context, progress, settings = (
-            self._state.context,
-            self._state.progress,
-            self._state.settings,
-        )
-        for line in lines:
-            context.channels.say_own(line)
-        if bad.repeated is not False and context.replay_to is None:
-            is_fresh = settings.model.init_from is None and progress.resumed is None
-            context.channels.say_own(advice(settings, is_fresh=is_fresh))
+        is_advised = bad.repeated is not False and self._context.replay_to is None
+        for line in (*lines, *([self._advise()] if is_advised else [])):
+            self._context.channels.say_own(line)
         raise NonFiniteError(summary(bad))
 
     def _keep_dossier(self, event: NonFinite, state_after: int, found: Found | None) -> str:
         """Write the dossier. Gradients that were not computed again may be those of a later step:
         they are no evidence."""
-        tensors = dict(self._state.tensors())
+        tensors = dict(tensors_of(self._model, self._optimizer))
         if event.repeated is None:
             tensors = {n: t for n, t in tensors.items() if not n.startswith("gradients/")}
         around = _around(found, tensors)
@@ -285,17 +299,15 @@ class NonFiniteHandler(Hook):
 
     def _evidence_bytes(self) -> int:
         """Of the checkpoint, of the dossier, and of the dump where that was asked for."""
-        weights = sum(tensor.nbytes for tensor in self._state.optimizer.weights)
-        others = weights * (5 if self._state.settings.debug.dump_tensors else 3)
+        weights = sum(own_values(p).nbytes for p in self._optimizer.named.values())
+        others = weights * (5 if self._dumps_tensors else 3)
         return others + min(self._evidence.dossier_bytes, weights * 4)
 
 
-def _kept_tensors(state: TrainingState) -> Iterator[tuple[str, Tensor]]:
+def _kept_tensors(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     """Those that a checkpoint holds, by the names of their parameters."""
-    optimizer = state.optimizer
     yield from optimizer.named.items()
-    for moments in optimizer.moments.values():
-        yield from zip(optimizer.named, moments, strict=True)
+    yield from ((name, moment) for _, name, moment in moments_of(optimizer))
 
 
 def _around(found: Found | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

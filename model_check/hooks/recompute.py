@@ -2,21 +2,22 @@
 computing it again, eagerly and with torch's hooks, from the weights before it."""
 
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor, nn
 
-from model_check.engine.optim import AdamW, total_norm
-from model_check.engine.results import StepMetrics
+from model_check.engine.distributed.world import World
+from model_check.engine.optim import total_norm
+from model_check.engine.results import StepData, StepMetrics
 from model_check.engine.uncompiled import uncompiled
 from model_check.events import Origin
+from model_check.forensics.optimizer import Optimizer, moments_of
 from model_check.forensics.origin import (
     INPUT_GRADIENT,
     LOSS,
     OUTPUT,
     Found,
+    Search,
     of_gradient,
     of_state,
     origin_of,
@@ -24,11 +25,14 @@ from model_check.forensics.origin import (
 )
 from model_check.forensics.scan import BadTensor, is_finite
 from model_check.hooks.site_monitor import NonFiniteSite
-from model_check.train import StepContext, backward
+
+Repeat = Callable[[StepData, Search], Tensor]
+"""Computes both passes of a step again, which the search watches; returns the mean loss. `.grad`
+holds the gradients afterwards."""
 
 
 def noted_origin(
-    optimizer: AdamW, metrics: StepMetrics, site: NonFiniteSite | None
+    optimizer: Optimizer, metrics: StepMetrics, site: NonFiniteSite | None
 ) -> Origin | None:
     """The origin by what was noted while the step was computed: a block, or the gradient of one
     parameter. `site`: the first that was not finite."""
@@ -49,7 +53,7 @@ def noted_origin(
     )
 
 
-def bad_norms(optimizer: AdamW, metrics: StepMetrics) -> list[str]:
+def bad_norms(optimizer: Optimizer, metrics: StepMetrics) -> list[str]:
     """Names the parameters whose gradients' norms were not finite, in the order of the model."""
     norms, names = metrics.result.grad_norms.tolist(), list(optimizer.named)
     if len(norms) < len(names):
@@ -57,32 +61,26 @@ def bad_norms(optimizer: AdamW, metrics: StepMetrics) -> list[str]:
     return [name for name, norm in zip(names, norms, strict=False) if not math.isfinite(norm)]
 
 
-def bad_state(model: nn.Module, optimizer: AdamW) -> Found | None:
+def bad_state(model: nn.Module, optimizer: Optimizer) -> Found | None:
     """Returns what was not finite before the step: a buffer, a moment, a weight. A moment comes
     before the weight that it has spoilt."""
     return of_state(_kept(model, optimizer))
 
 
-def repeated_origin(context: StepContext, metrics: StepMetrics) -> tuple[Found | None, bool]:
+def repeated_origin(
+    model: nn.Module,
+    optimizer: Optimizer,
+    world: World,
+    repeat: Repeat,
+    data: StepData,
+) -> tuple[Found | None, bool]:
     """Compute the step again; return the origin, and whether loss or norm is not finite again:
     these sums can exceed float32 where each number in them is finite, and then no module is found.
     `.grad` holds the gradients of this second computation afterwards."""
-    model, optimizer, world, data = context.model, context.optimizer, context.world, metrics.data
-    optimizer.zero_grad()
-    for watcher in context.watchers:
-        watcher.begin(data.step)
-    losses = []
-    searching = searched(model, world.hooked)
-    with uncompiled(model), searching as search, context.forward_context(), world.computing():
-        for number, micro_batch in enumerate(data.micro_batches, start=1):
-            # Replicas sum nothing: the gradients of this rank alone are of interest.
-            is_last = number == len(data.micro_batches)
-            with world.reducing(is_last) if world.is_sharded else nullcontext():
-                loss = backward(context, model.summed_loss, micro_batch, data.num_targets)
-                losses.append(loss)
-            search.conclude()
+    with uncompiled(model), searched(model, world.hooked) as search, world.computing():
+        loss = repeat(data, search)
     world.wait_for_device()
-    total = float(torch.stack(losses).sum())  # sync
+    total = float(loss)  # sync
     of_loss = None if math.isfinite(total) else Found(_of_loss(total))
     found = search.found or of_loss or _bad_sum(optimizer)
     # By all ranks, also by one that has found it: those that share a model sum their norms.
@@ -95,7 +93,7 @@ def _of_loss(loss: float) -> Origin:
     return origin_of("forward", LOSS, BadTensor(OUTPUT, (), *kinds, ()))
 
 
-def _noted_gradient(optimizer: AdamW, names: list[str]) -> Origin | None:
+def _noted_gradient(optimizer: Optimizer, names: list[str]) -> Origin | None:
     """The gradient that was computed first: the backward pass ends with the model's beginning."""
     if not names:
         return None
@@ -109,7 +107,7 @@ def _noted_gradient(optimizer: AdamW, names: list[str]) -> Origin | None:
     return origin_of("backward", module, BadTensor(f"gradient of {leaf}", shape, 0, 0, ()))
 
 
-def _bad_sum(optimizer: AdamW) -> Found | None:
+def _bad_sum(optimizer: Optimizer) -> Found | None:
     """Gradients that are finite in each micro-batch, and whose sum is not."""
     for name, parameter in reversed(optimizer.named.items()):
         if parameter.grad is not None and not is_finite(parameter.grad):
@@ -117,8 +115,8 @@ def _bad_sum(optimizer: AdamW) -> Found | None:
     return None
 
 
-def _kept(model: nn.Module, optimizer: AdamW) -> Iterator[tuple[str, Tensor]]:
+def _kept(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
-    for kind, moments in optimizer.moments.items():
-        yield from ((f"{kind} of {n}", m) for n, m in zip(optimizer.named, moments, strict=True))
+    for kind, name, moment in moments_of(optimizer):
+        yield f"{kind} of {name}", moment
     yield from ((name, parameter.detach()) for name, parameter in optimizer.named.items())

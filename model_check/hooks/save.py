@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from model_check.engine.checkpoint import write_checkpoint
 from model_check.engine.rng import rng_states
 from model_check.engine.saving.checkpoint_files import step_name
 from model_check.engine.saving.saver import Saver
@@ -14,6 +17,7 @@ from model_check.events import Phase
 from model_check.hooks.evidence import EvidenceWriter
 from model_check.hooks.hook import Loop, Periodic
 from model_check.hooks.lockstep import SupervisorClient
+from model_check.hooks.recompute import bad_state
 from model_check.utils.checkpoint_names import ERROR, LAST
 from model_check.utils.words import first_line
 
@@ -88,10 +92,26 @@ class Save(Periodic):
             for metrics in loop.flush():
                 num_tokens = metrics.data.num_positions
                 context.meter.finish_step(metrics.loss, num_tokens, metrics.done)
-            what_became = self._evidence.finite_state(context.evidence / ERROR, num_done)
+            what_became = self._save_finite(context.evidence / ERROR, num_done)
         except Exception as failure:  # it must not hide the error
             what_became = f"Checkpoint not saved: {first_line(failure)}"
         context.channels.say_own(what_became)
+
+    def _save_finite(self, path: Path, num_done: int) -> str:
+        """Writes the state after `num_done` steps; returns what became of it. One that an update
+        has left half done, or that is not finite, is nothing to go on from."""
+        state = self._state
+        if state.context.world.is_sharded:
+            return (
+                f"Checkpoint not saved: {path.name} would hold the part of this rank alone; "
+                "--resume auto goes on from the newest step_N"
+            )
+        if int(state.optimizer.num_steps) != num_done:  # sync
+            return f"Checkpoint not saved: the update of step {num_done} was not whole"
+        if bad_state(state.model, state.optimizer) is not None:
+            return "Checkpoint not saved: weights or moments are not finite"
+        captured = state.capture(num_done, state.context.meter.loss_last)
+        return self._evidence.file("Checkpoint", path, partial(write_checkpoint, state=captured))
 
     def close(self, error: BaseException | None) -> None:
         self._saver.close(error)

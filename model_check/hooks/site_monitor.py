@@ -1,12 +1,11 @@
 """Notes at each step, on the device, where numbers are not finite: between which blocks, forward
 and backward, and in which gradients. They name the block of a fault that never comes again."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from model_check.model import Llama
 
 
 class NonFiniteSite(NamedTuple):
@@ -30,8 +29,9 @@ class SiteMonitor:
     (on a CPU a sixteenth of the time of isfinite). Finite values above 1e34 may spoil it, too.
     """
 
-    def __init__(self, model: Llama) -> None:
-        self._makers = ["tok_embed", *(f"layers.{n}" for n in range(len(model.layers))), "norm"]
+    def __init__(self, sites: Sequence[str]) -> None:
+        """`sites`: the modules whose outputs `see` is called with, in turn."""
+        self._makers = sites
         self._forward: list[Tensor] = []
         self._backward: list[Tensor] = []
         """From the last site to the first."""

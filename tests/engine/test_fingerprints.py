@@ -15,8 +15,9 @@ from model_check.engine import assembly, optim
 from model_check.engine.results import StepMetrics
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode
+from model_check.forensics.checksums import ChecksumIndex, ChecksumKey, ChecksumVector
 from model_check.hooks import fingerprints
-from model_check.hooks.checksum_log import ChecksumIndex, ChecksumKey, ChecksumLog, ChecksumVector
+from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.checksums import Checksums
 from model_check.hooks.hook import RunObserver
 from model_check.utils.fingerprint import QUANTITIES, weight

@@ -145,7 +145,8 @@ def test_a_worker_keeps_its_state_for_each_fault_that_it_was_asked_for(line: Lin
     kept: list[tuple[int, int]] = []
     line.keep = lambda dump, num_done: kept.append((dump.of_step, num_done))
     line.say(Dump(step=8, of_step=2), Dump(step=7, of_step=1))
-    for line.client.num_done in (6, 7, 8):
+    for num_done in (6, 7, 8):
+        line.client.tell_done(num_done)
         line.client.serve()
     assert kept == [(1, 7), (2, 8)]
     told = [line.heard() for _ in kept]

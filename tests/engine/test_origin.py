@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ from torch import nn
 from model_check.config.drill import Drill, check_name
 from model_check.config.shape import parameters
 from model_check.engine.checkpoint import set_earlier_aside
-from model_check.engine.results import StepMetrics, StepResult
 from model_check.errors import BrokenStateError, ConfigError, NonFiniteError
 from model_check.events import Break, NonFinite
 from model_check.forensics.scan import BadTensor, counted
 from model_check.hooks.recompute import repeated_origin
-from model_check.train import accumulate, gather
+from model_check.train import accumulate, gather, repeat
 from tests.engine.conftest import FakeSource, Run
 
 MakeRun = Callable[..., Run]
@@ -349,8 +349,7 @@ def test_the_repeat_computes_the_step(tiny_run: MakeRun) -> None:
     data = gather(FakeSource().batches(), 0, 2, torch.device("cpu"))
     accumulate(context, data)
     before = [gradient.clone() for gradient in state.optimizer.gradients()]
-    one = torch.ones(())
-    metrics = StepMetrics(data, 0.1, StepResult(one, one, one.bool(), one), done=0.0)
-    repeated = repeated_origin(context, metrics)
+    again = partial(repeat, context)
+    repeated = repeated_origin(state.model, state.optimizer, context.world, again, data)
     assert repeated == (None, False)
     torch.testing.assert_close(state.optimizer.gradients(), before, rtol=1e-5, atol=1e-7)

@@ -144,13 +144,13 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attent
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     scale = loss_scale(dtype, device)
     optimizer = AdamW(model.named_parameters(), state.settings.training, scale)
-    fingerprints = Fingerprints(model, optimizer, eager_fingerprint, last_step=3)
-    monitor, log = SiteMonitor(model), ChecksumLog()
+    fingerprints = Fingerprints(model, optimizer, eager_fingerprint, sites=model.sites, last_step=3)
+    monitor, log = SiteMonitor(model.sites), ChecksumLog()
     watchers = (monitor, fingerprints)
     context = StepContext(
         model, optimizer, device, dtype, 1.0, watchers=watchers, update_watcher=fingerprints
     )
-    checksums = Checksums(context, fingerprints, log, run.hook(StateCheck), None)
+    checksums = Checksums(fingerprints, log, run.hook(StateCheck))
     gates_of = GateLog(optimizer)
     data, reader = micro_batches(2, device), AsyncMetrics(lag=1)
     try:
