@@ -56,7 +56,14 @@ def ways(made: TrainingRun) -> dict[str, Checks]:
     model, optimizer, whole = made.state.model, made.state.optimizer, made.trainer.context
     full = whole.update_watcher
     assert isinstance(full, Fingerprints)
-    off = Fingerprints(model, optimizer, full._fingerprint, last_step=-1, budget_bytes=0.0)
+    off = Fingerprints(
+        model,
+        optimizer,
+        full._fingerprint,
+        sites=model.sites,
+        last_step=-1,
+        budget_bytes=0.0,
+    )
     plain = replace(whole, watchers=(), update_watcher=off)
     return {
         "plain": Checks(plain, off, None),

@@ -4,7 +4,9 @@ Each case trains a tiny model in this process and injects one fault through `deb
 kind, a layer, forward, backward, weight, moment, gradient or loss, NaN or Inf, once or always, in
 fp32, bf16 or fp16, eager, compiled or checkpointed, read at once or a step late. A fault that comes
 again must be named by its module, one that does not by its block; the module is then not known, by
-nature. The weights in the evidence must be those before the step, bit for bit.
+nature. The weights in the evidence must be those before the step, bit for bit. Of state that is
+spoilt between two updates fingerprints tell first: they must name the tensor (`always`); without
+them, which is tried as well (`once`), the search for NaN must name its module.
 """
 
 import argparse
@@ -27,8 +29,8 @@ import torch
 
 from model_check.config.drill import parse_drill
 from model_check.engine.assembly import build_trainer
-from model_check.errors import NonFiniteError
-from model_check.events import NonFinite, decode
+from model_check.errors import BrokenStateError, NonFiniteError
+from model_check.events import Break, Event, NonFinite, decode
 from tests.e2e.conftest import ROOT, TINY
 from tests.engine.conftest import VOCABULARY, FakeSource, Kept, bare_context, make_settings
 
@@ -77,6 +79,10 @@ class Case(NamedTuple):
         return not self.kind.endswith(("_weight", "_moment"))
 
     @property
+    def fingerprints(self) -> str:
+        return "off" if not (self.is_step_fault or self.always) else "full"
+
+    @property
     def wants_module(self) -> bool:
         return self.always or not self.is_step_fault
 
@@ -117,6 +123,7 @@ def play(case: Case, directory: Path) -> Result:
         "training__max_steps": STEP + 3,
         "training__grad_accum_nums": 2,
         "debug__drill": case.drill,
+        "debug__fingerprints": case.fingerprints,
     }
     made = make_settings(**settings)
     kept = Kept()
@@ -128,7 +135,16 @@ def play(case: Case, directory: Path) -> Result:
     except NonFiniteError:
         events = [event for event in kept.events if isinstance(event, NonFinite)]
         return Result(case, judged(case, events[-1], trainer, directory))
+    except BrokenStateError:
+        return Result(case, judged_change(case, kept.events))
     return Result(case, "not noticed")
+
+
+def judged_change(case: Case, events: list[Event]) -> str:
+    (found,) = [event for event in events if isinstance(event, Break)]
+    if case.is_step_fault or found.is_finite or found.tensor != case.name:
+        return f"changed: {found.what}"
+    return "module"
 
 
 def judged(case: Case, event: NonFinite, trainer: Any, directory: Path) -> str:
@@ -169,18 +185,24 @@ def play_run(case: Case, cache: Path, directory: Path) -> Result:
     model = TINY["model"] | {"num_layers": NUM_LAYERS}
     settings.write_text(json.dumps(TINY | {"training": training, "model": model}))
     shell = ("bash", ROOT / "run.sh", "--config", settings, "--run-dir", directory / "run")
+    drill = (f"debug.drill={case.drill}", f"debug.fingerprints={case.fingerprints}")
     done = subprocess.run(
-        (*shell, "--workers", "1", f"debug.drill={case.drill}"),
+        (*shell, "--workers", "1", *drill),
         cwd=directory,
         env={**os.environ, "DATASET_CACHE_DIR": str(cache), "MODEL_CHECK_HISTORY_FILE": ""},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    if done.returncode != 20:
-        return Result(case, f"exit code {done.returncode}")
     (finding,) = (directory / "run" / "dossier" / "cpu0").glob("manifest.json")
     event = decode(json.dumps(json.loads(finding.read_bytes())["event"]).encode())
+    if done.returncode != (21 if isinstance(event, Break) else 20):
+        return Result(case, f"exit code {done.returncode}")
+    if isinstance(event, Break):
+        is_told = case.name in done.stdout.splitlines()[-1]
+        return Result(
+            case, judged_change(case, [event]) if is_told else "the verdict names another"
+        )
     assert isinstance(event, NonFinite)
     assert event.origin is not None
     is_told = f"born in {event.origin.place}" in done.stdout.splitlines()[-1]

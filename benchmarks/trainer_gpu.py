@@ -38,13 +38,13 @@ from model_check.config.shape import (  # noqa: E402
 from model_check.engine.assembly import build_trainer  # noqa: E402
 from model_check.engine.device import device_name, set_up_process  # noqa: E402
 from model_check.engine.metrics import Meter, peak_memory_bytes  # noqa: E402
-from model_check.engine.observe.mfu import Utilisation, peak_flops  # noqa: E402
 from model_check.engine.results import StepMetrics  # noqa: E402
 from model_check.engine.run_context import Channels, Claim, Identity, RunContext  # noqa: E402
 from model_check.engine.stop import StopSignal  # noqa: E402
 from model_check.errors import ModelCheckError  # noqa: E402
 from model_check.events import Event, EventSink, Phase  # noqa: E402
 from model_check.hooks.hook import RunObserver  # noqa: E402
+from model_check.hooks.observe.mfu import Utilisation, peak_flops  # noqa: E402
 from model_check.init import build_model  # noqa: E402
 from model_check.utils.worker_env import ALLOCATOR, ALLOCATOR_VARIABLES  # noqa: E402
 

@@ -192,6 +192,7 @@ def world(precision: str, budget: str) -> World:
         model,
         optimizer,
         eager_fingerprint,
+        sites=model.sites,
         last_step=NUM_STEPS - 1,
         budget_bytes=None if budget == "full" else all_bytes / NUM_SLOTS,
         site_bytes=4 * 2 * 2 * 16 * 32,

@@ -143,7 +143,7 @@ class Metrics(_Event, frozen=True, kw_only=True, tag="metrics"):
     tokens_per_s: float | None = None
     mfu_full: float | None = None
     """Model FLOPs utilisation, 0 to 1, counting attention to every token; see
-    engine.observe.mfu."""
+    hooks.observe.mfu."""
     mfu_causal: float | None = None
     """The same, counting attention to earlier tokens alone."""
     data_wait: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None

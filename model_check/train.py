@@ -13,7 +13,7 @@ from torch import Tensor
 from model_check.data.read.loader import Batch
 from model_check.engine.busy import Busy
 from model_check.engine.distributed.world import ALONE, World, refuse_repeat
-from model_check.engine.optim import AdamW, UpdateWatcher, clip_divisor, total_norm
+from model_check.engine.optim import AdamW, UpdateWatcher, judge
 from model_check.engine.results import AsyncMetrics, OwnShare, StepData, StepMetrics, StepResult
 from model_check.hooks.hook import Hook
 from model_check.model import IGNORED, Llama
@@ -169,27 +169,22 @@ def train_step(
 ) -> StepResult:
     """One update over all micro-batches, without a host sync. A step that is not finite leaves
     every weight as it was; so does one whose gradients overflow in float16."""
-    optimizer, scale = context.optimizer, context.optimizer.loss_scale
+    optimizer = context.optimizer
     loss, own = _summed(accumulate(context, data), context)
     for hook in hooks:
         hook.after_backward(data)
     grad_norms = optimizer.grad_norms()
-    grad_norm, used, overflow = total_norm(grad_norms), None, None
-    if scale is None:
-        bad = ~(torch.isfinite(loss) & torch.isfinite(grad_norm))
-    else:  # gradients carry the loss scale
-        used = scale.value.clone()
-        grad_norm = grad_norm / used
-        overflow = ~torch.isfinite(grad_norm)
-        bad = ~torch.isfinite(loss) | scale.exhausted(overflow)
-    divisor = clip_divisor(grad_norm, context.max_grad_norm)
-    if used is not None:
-        divisor = used if divisor is None else used * divisor
-    optimizer.step(lr, bad, divisor, skip=overflow, update_watcher=context.update_watcher)
-    if scale is not None and overflow is not None:
-        scale.count(~overflow & (optimizer.refusing == 0))
-        overflow = overflow & ~bad
-    result = StepResult(loss, grad_norm, bad, grad_norms, overflow, used, own)
+    found = judge(loss, grad_norms, optimizer.loss_scale)
+    optimizer.step(
+        lr,
+        found.bad,
+        found.divisor(context.max_grad_norm),
+        skip=found.overflow,
+        update_watcher=context.update_watcher,
+    )
+    result = StepResult(
+        loss, found.grad_norm, found.bad, grad_norms, found.overflow, found.loss_scale, own
+    )
     for hook in hooks:
         hook.after_update(data, result)
     return result

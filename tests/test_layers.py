@@ -149,7 +149,7 @@ ALLOWED = {
     "model_check.hooks.save": FLOOR
     | {ENGINE, *rooms(ENGINE, "checkpoint", "saving")}
     | rooms("model_check", "hooks", "hooks.hook"),
-    "model_check.engine.observe": FLOOR
+    "model_check.hooks.observe": FLOOR
     | {ENGINE, *rooms(ENGINE, "checkpoint", "results")}
     | rooms("model_check", "hooks", "hooks.hook"),
     "model_check.engine.training_run": FLOOR | {ENGINE, "model_check.train"},
@@ -158,9 +158,12 @@ ALLOWED = {
     | rooms("model_check", "forensics", "hooks", "hooks.evaluate", "hooks.hook", "hooks.sample")
     | rooms("model_check", "hooks.save", "train"),
     "model_check.engine.assembly": FLOOR
-    | {ENGINE, *rooms("model_check", "forensics", "hooks", "hooks.overflow", "init", "model")}
-    | {*rooms("model_check", "attention", "products", "train")}
-    | {*rooms(ENGINE, "compile", "hook_list", "observe", "saving", "training_run")},
+    | {
+        ENGINE,
+        *rooms("model_check", "forensics", "hooks", "hooks.observe", "hooks.overflow", "init"),
+    }
+    | {*rooms("model_check", "attention", "model", "products", "train")}
+    | {*rooms(ENGINE, "compile", "hook_list", "saving", "training_run")},
     "model_check.generate": FLOOR
     | rooms(DATA, "read", "sources", "sources.midi", "tokenizers")
     | rooms("model_check", "hf", "init", "library", "model", "attention")
@@ -204,7 +207,7 @@ SINGLE_PLACE = {
     ),
     "jinja2": ("launcher/report/page/render.py",),
     "markupsafe": ("launcher/report/page/render.py",),
-    "tensorboard": ("model_check/engine/observe/tensorboard.py",),
+    "tensorboard": ("model_check/hooks/observe/tensorboard.py",),
     "safetensors": (
         "model_check/engine/sharded/",
         "model_check/export.py",

@@ -22,8 +22,6 @@ from model_check.engine.kernels import (
 )
 from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
-from model_check.engine.observe.gates import tell_limits
-from model_check.engine.observe.observers import run_observers
 from model_check.engine.optim import AdamW
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.initial_weights import take_initial_weights
@@ -38,6 +36,8 @@ from model_check.forensics.fingerprint import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
 from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.fingerprints import Fingerprints
+from model_check.hooks.observe.gates import tell_limits
+from model_check.hooks.observe.observers import run_observers
 from model_check.hooks.overflow import OverflowRepeat
 from model_check.hooks.site_monitor import SiteMonitor
 from model_check.init import build_model, build_sharded

@@ -161,7 +161,8 @@ class AdamW:
         update_watcher: UpdateWatcher | None = None,
     ) -> None:
         """Update with gradients / `grad_divisor`, unless `bad` (a bool scalar) is or was true, or
-        `skip` is; block by block, each seen by `update_watcher` before and after.
+        `skip` is; block by block, each seen by `update_watcher` before and after. The loss scale
+        counts the step, where one is given.
 
         All of them stay on the device. `.grad` holds the divided gradients afterwards, or the
         gradients as they were where the step was refused.
@@ -180,6 +181,8 @@ class AdamW:
             self._update(block, gradients, lr, grad_divisor, gate)
             if update_watcher is not None:
                 update_watcher.after(number)
+        if self.loss_scale is not None and skip is not None:
+            self.loss_scale.count(~skip & (self.refusing == 0))
 
     def state_dict(self) -> dict[str, Any]:
         """In the form of torch.optim.AdamW: moments and step by the parameter's number."""
@@ -268,6 +271,41 @@ def _parts(sizes: Sequence[tuple[int, int]], size: int | None) -> Iterator[tuple
 
 def _of_group(named: Iterable[str], group: Group) -> list[int]:
     return [number for number, name in enumerate(named) if parameter(name).group is group]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether a step may update weights: scalars on the device."""
+
+    grad_norm: Tensor
+    """float32: of the gradients without their loss scale, before clipping."""
+    bad: Tensor
+    """bool: loss or norm is not finite, and no smaller scale would help."""
+    overflow: Tensor | None = None
+    """bool: gradients are not finite in float16, which is not `bad`; None: they carry no scale."""
+    loss_scale: Tensor | None = None
+    """float32: what the gradients carry; None: nothing."""
+
+    def divisor(self, max_grad_norm: float | None) -> Tensor | None:
+        """Returns what the gradients are to be divided by, a float32 scalar: their loss scale, and
+        what brings their norm down to `max_grad_norm`; None: nothing."""
+        clip, scale = clip_divisor(self.grad_norm, max_grad_norm), self.loss_scale
+        if scale is None or clip is None:
+            return clip if scale is None else scale
+        return scale * clip
+
+
+def judge(loss: Tensor, norms: Tensor, scale: LossScale | None) -> Judgement:
+    """Judges a step by its loss, a float32 scalar, and the norms of its gradients as they are,
+    float32 [parameters]."""
+    norm = total_norm(norms)
+    if scale is None:
+        return Judgement(norm, ~(torch.isfinite(loss) & torch.isfinite(norm)))
+    used = scale.value.clone()
+    grad_norm = norm / used
+    overflow = ~torch.isfinite(grad_norm)
+    bad = ~torch.isfinite(loss) | scale.exhausted(overflow)
+    return Judgement(grad_norm, bad, overflow & ~bad, used)
 
 
 def total_norm(norms: Tensor) -> Tensor:

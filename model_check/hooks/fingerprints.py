@@ -172,7 +172,7 @@ class Fingerprints:
         optimizer: Optimizer,
         fingerprint: Fingerprint,
         *,
-        sites: Sequence[str] = (),
+        sites: Sequence[str],
         last_step: int,
         budget_bytes: float | None = None,
         site_bytes: int = 0,

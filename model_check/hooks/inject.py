@@ -131,8 +131,7 @@ class Injector(Hook):
             if summed is parameter and (flipped := spoiler.gradient(gradient)) is not None:
                 gradient.copy_(flipped)
 
-        self._world.on_summed = spoil
-        self._hooks.callback(setattr, self._world, "on_summed", None)
+        self._hooks.enter_context(self._world.seeing_sums(spoil))
 
 
 class _Spoiler:

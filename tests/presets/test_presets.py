@@ -8,7 +8,7 @@ from model_check.config.files import read_settings_file
 from model_check.config.load import PRESETS_DIR, Loaded, Request, load, preset_names
 from model_check.config.memory import estimate_memory
 from model_check.config.shape import geometry
-from model_check.engine.observe.gates import REACH, gate_reach
+from model_check.hooks.observe.gates import REACH, gate_reach
 
 
 def loaded(preset: str, *, gpu: bool) -> Loaded:

@@ -63,9 +63,9 @@ class Replicas(Ranks):
         assert work is not None
 
         def take(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            if self.on_summed is not None:
+            if self._see_sum is not None:
                 for parameter, gradient in pairs:
-                    self.on_summed(parameter, gradient)
+                    self._see_sum(parameter, gradient)
             return done.value()[0]
 
         summed: torch.futures.Future[Tensor] = work.get_future().then(take)

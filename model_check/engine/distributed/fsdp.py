@@ -116,12 +116,12 @@ class Shards(Ranks):
             self._tell_summed(model)
 
     def _tell_summed(self, model: FSDPModule) -> None:
-        if self.on_summed is None:
+        if self._see_sum is None:
             return
         assert isinstance(model, nn.Module)
         for parameter in model.parameters():
             if parameter.grad is not None:
-                self.on_summed(parameter, own_values(parameter.grad))
+                self._see_sum(parameter, own_values(parameter.grad))
 
     def norms(self, norms: Tensor) -> Tensor:
         # By all ranks, replicas too: a sum in another order could have other bits, and so would

@@ -2,7 +2,7 @@
 one, and asks nobody."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -61,8 +61,7 @@ class World:
     beat: Callable[[], None] = staticmethod(lambda: None)
     """Called each BEAT_S of a wait for others that may be long: this rank does not hang."""
 
-    on_summed: Callable[[Tensor, Tensor], None] | None = None
-    """Called with each parameter and its gradient when that is summed."""
+    _see_sum: Callable[[Tensor, Tensor], None] | None = None
 
     is_sharded = False
     """Whether each rank holds a part of the model, and computes nothing without the others."""
@@ -118,6 +117,15 @@ class World:
         """Batches that ranks compute together, where none can do it without the others; None: this
         rank has no more, and others have."""
         yield from batches
+
+    @contextmanager
+    def seeing_sums(self, see: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+        """Inside, `see` is called with each parameter and its gradient when that is summed."""
+        self._see_sum = see
+        try:
+            yield
+        finally:
+            self._see_sum = None
 
     def settle(self, model: nn.Module) -> None:
         """Passes without a step are over."""

@@ -12,7 +12,7 @@ from model_check.config.derived import attention_span
 from model_check.config.flops import FlopsPerToken, flops_per_token
 from model_check.config.schema import ModelSettings, Settings, TrainingSettings
 from model_check.config.shape import Geometry, geometry
-from model_check.engine.observe.mfu import Utilisation, peak_flops
+from model_check.hooks.observe.mfu import Utilisation, peak_flops
 from model_check.init import empty_model
 
 INFINI = [{"attention": "infini", "infini": {"update": update}} for update in ("linear", "delta")]

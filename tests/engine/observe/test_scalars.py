@@ -11,12 +11,12 @@ import torch
 from model_check.config.flops import FlopsPerToken
 from model_check.config.schema import LoggingSettings
 from model_check.engine.metrics import Meter
-from model_check.engine.observe.mfu import Utilisation
-from model_check.engine.observe.scalars import ScalarLog
 from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics, Note, Sample, Telemetry, encode
+from model_check.hooks.observe.mfu import Utilisation
+from model_check.hooks.observe.scalars import ScalarLog
 from tests.engine.conftest import Kept, Run
 
 

@@ -14,11 +14,11 @@ from launcher.arguments import parse_run
 from model_check.config.arguments import settings_request
 from model_check.config.load import load
 from model_check.config.schema import Settings
-from model_check.engine.observe.observers import _tensorboard_directory
-from model_check.engine.observe.tensorboard import TensorBoardWriter
 from model_check.engine.run_context import Identity
 from model_check.errors import StorageError
 from model_check.events import Sample
+from model_check.hooks.observe.observers import _tensorboard_directory
+from model_check.hooks.observe.tensorboard import TensorBoardWriter
 from pretrain_main import parser as worker_parser
 from tests.engine.conftest import Run
 

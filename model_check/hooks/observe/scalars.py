@@ -10,14 +10,14 @@ from torch import Tensor
 
 from model_check.config.schema import LoggingSettings
 from model_check.engine.metrics import Meter, current_memory_bytes, peak_memory_bytes
-from model_check.engine.observe.gates import scalars_of
-from model_check.engine.observe.gpu_figures import gpu_figures
-from model_check.engine.observe.mfu import Utilisation
 from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.run_context import Channels
 from model_check.errors import StorageError
 from model_check.events import Evaluation, Metrics, Sample
 from model_check.hooks.hook import RunObserver
+from model_check.hooks.observe.gates import scalars_of
+from model_check.hooks.observe.gpu_figures import gpu_figures
+from model_check.hooks.observe.mfu import Utilisation
 
 GATES = "gates"
 """The note of a step."""

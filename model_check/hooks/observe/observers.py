@@ -15,16 +15,16 @@ from model_check.config.resume import acting_settings
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
-from model_check.engine.observe.detail_log import DetailLog
-from model_check.engine.observe.mfu import Utilisation, peak_flops
-from model_check.engine.observe.profiler import Profiler
-from model_check.engine.observe.scalars import ScalarLog, Writer
-from model_check.engine.observe.step_log import StepLog
-from model_check.engine.observe.wandb import WandbRun
 from model_check.engine.optim import AdamW
 from model_check.engine.run_context import Identity, RunContext
 from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.hook import RunObserver
+from model_check.hooks.observe.detail_log import DetailLog
+from model_check.hooks.observe.mfu import Utilisation, peak_flops
+from model_check.hooks.observe.profiler import Profiler
+from model_check.hooks.observe.scalars import ScalarLog, Writer
+from model_check.hooks.observe.step_log import StepLog
+from model_check.hooks.observe.wandb import WandbRun
 from model_check.utils.worker_env import RUN_PREFIX, telemetry_path
 
 
@@ -45,7 +45,7 @@ def run_observers(
     writers: list[Writer] = []
     logging, writes = settings.logging, context.world.is_first
     if writes and (logging.tensorboard or logging.tensorboard_dir is not None):
-        from model_check.engine.observe.tensorboard import TensorBoardWriter  # 0.7 s
+        from model_check.hooks.observe.tensorboard import TensorBoardWriter  # 0.7 s
 
         directory = _tensorboard_directory(settings, context.identity)
         channels.say(f"TensorBoard: {_viewer()} --logdir {directory.parent}")
