@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model_check.data.read.loader import Batch
 from model_check.engine.busy import Busy
-from model_check.engine.distributed.world import ALONE, World, refuse_repeat
+from model_check.engine.distributed.world import ALONE, World, refuse_bad_peer
 from model_check.engine.optim import AdamW, UpdateWatcher, judge
 from model_check.engine.results import AsyncMetrics, OwnShare, StepData, StepMetrics, StepResult
 from model_check.hooks.hook import Hook
@@ -170,7 +170,7 @@ def train_step(
     """One update over all micro-batches, without a host sync. A step that is not finite leaves
     every weight as it was; so does one whose gradients overflow in float16."""
     optimizer = context.optimizer
-    loss, own = _summed(accumulate(context, data), context)
+    loss, own = _loss_of_all_ranks(accumulate(context, data), context)
     for hook in hooks:
         hook.after_backward(data)
     grad_norms = optimizer.grad_norms()
@@ -201,7 +201,7 @@ def accumulate(context: StepContext, data: StepData) -> Tensor:
     with context.forward_context():  # one for all micro-batches: the weights are cast once a step
         for number, micro_batch in enumerate(data.micro_batches, start=1):
             with context.world.reducing(number == len(data.micro_batches)):
-                losses.append(backward(context, summed_loss, micro_batch, data.num_targets))
+                losses.append(forward_backward(context, summed_loss, micro_batch, data.num_targets))
     return torch.stack(losses).sum()
 
 
@@ -219,14 +219,15 @@ def audit(context: StepContext, data: StepData) -> Tensor:
     return accumulate(replace(context, world=ALONE), replace(data, micro_batches=[batch]))
 
 
-def backward(
+def forward_backward(
     context: StepContext,
     summed_loss: Callable[..., Tensor],
     micro_batch: tuple[Tensor, ...],
     num_targets: int,
 ) -> Tensor:
-    """Add one micro-batch's gradients; return its share of the step's mean loss, over `num_targets`
-    targets. `summed_loss`: see Llama.summed_loss; that of a job sums gradients of all ranks."""
+    """Compute both passes of one micro-batch: add its gradients, and return its share of the step's
+    mean loss, over `num_targets` targets: a float32 scalar. `summed_loss`: see Llama.summed_loss;
+    that of a job sums gradients of all ranks."""
     scale, num_targets = context.optimizer.loss_scale, max(1, num_targets)
     unscaled = torch.ones((), device=context.device) if scale is None else scale.value
     grad_scale = unscaled / num_targets
@@ -241,9 +242,10 @@ def backward(
     return loss
 
 
-def _summed(own_loss: Tensor, context: StepContext) -> tuple[Tensor, OwnShare | None]:
-    """The loss of all ranks, and what this one brought in. One sum tells both: a rank that asked
-    the others only after a failure would wait for ranks that saw none."""
+def _loss_of_all_ranks(own_loss: Tensor, context: StepContext) -> tuple[Tensor, OwnShare | None]:
+    """Returns the loss of all ranks, a float32 scalar, and what this rank brought in. One sum tells
+    both, in each step: if a rank asked the others only after a failure, ranks that saw none would
+    not answer, and it would wait for them."""
     world = context.world
     own_bad = world.own_bad()
     if own_bad is None:
@@ -281,7 +283,7 @@ def gather(
     micro_batches = [on_device(batch, device) for batch in batches]
     offered = time.perf_counter()
     of_ranks = offer.take(meanwhile)
-    refuse_repeat(of_ranks)
+    refuse_bad_peer(of_ranks)
     num_positions, num_targets, num_asked = map(sum, zip(*of_ranks, strict=True))
     return StepData(
         step=step,

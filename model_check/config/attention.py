@@ -30,7 +30,8 @@ class AttentionKind:
     """What a block has beside the four matrices, by names within the block."""
 
     def span(self, settings: "Settings") -> int:
-        """Tokens that attention reads at once."""
+        """Returns T where attention computes [T, T] scores at once, and each token sees itself and
+        the tokens before it: the plan counts half of their products."""
         return settings.training.context_length
 
     def flops(self, settings: "Settings", shape: "Geometry") -> int:

@@ -6,6 +6,8 @@ numbers. Pure, but that it looks whether the checkpoint exists."""
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,8 +182,8 @@ def _with_defaults_of_others(model: ModelSettings) -> dict[str, Any]:
     for name in OF_KINDS:
         field = all_fields()[name]
         if name not in KINDS[model.attention].settings or field.on_resume != "must_equal":
-            _, section, key = name.split(".")
-            values[section][key] = field.default
+            _, *sections, key = name.split(".")
+            reduce(getitem, sections, values)[key] = field.default
     return values
 
 

@@ -170,15 +170,15 @@ class AdamW:
         while self.awaited:
             torch.cuda.current_stream().wait_event(self.awaited.pop())
         torch.maximum(self.refusing, bad.to(self.refusing), out=self.refusing)
-        gate = (
-            self.refusing if skip is None else torch.maximum(self.refusing, skip.to(self.refusing))
-        )
-        self.num_steps += 1 - gate
+        refused = self.refusing
+        if skip is not None:
+            refused = torch.maximum(refused, skip.to(refused))
+        self.num_steps += 1 - refused
         for number, block in enumerate(self.blocks):
             gradients = block.gradients()
             if update_watcher is not None:
                 update_watcher.before(number, gradients)
-            self._update(block, gradients, lr, grad_divisor, gate)
+            self._update(block, gradients, lr, grad_divisor, refused)
             if update_watcher is not None:
                 update_watcher.after(number)
         if self.loss_scale is not None and skip is not None:
@@ -234,7 +234,7 @@ class AdamW:
         gradients: list[Tensor],
         lr: float,
         divisor: Tensor | None,
-        gate: Tensor,
+        refused: Tensor,
     ) -> None:
         self._kernel(
             block.weights,
@@ -250,8 +250,8 @@ class AdamW:
             eps=self.eps,
             amsgrad=False,
             maximize=False,
-            grad_scale=None if divisor is None else divisor.to(gate),
-            found_inf=gate,
+            grad_scale=None if divisor is None else divisor.to(refused),
+            found_inf=refused,
         )
 
 

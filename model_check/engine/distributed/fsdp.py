@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
 from model_check.config.schema import FsdpSettings
 from model_check.engine.distributed.peers import heeding_peers
 from model_check.engine.distributed.ranks import Limit, Ranks
-from model_check.engine.distributed.world import refuse_repeat
+from model_check.engine.distributed.world import refuse_bad_peer
 from model_check.forensics.origin import Hook
 from model_check.forensics.shard import first_of, is_shared, own_values
 from model_check.model import Llama
@@ -160,7 +160,7 @@ class Shards(Ranks):
         while True:
             batch = next(stream, None)
             told = self.offer(int(batch is not None), 0, 0).take(lambda: None)
-            refuse_repeat(told)
+            refuse_bad_peer(told)
             if not any(has_more for has_more, *_ in told):
                 return
             yield batch

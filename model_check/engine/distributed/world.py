@@ -35,7 +35,7 @@ def of_bad_step(state: OwnState = OwnState.FINITE) -> tuple[int, int, int]:
     return BAD_STEP, int(state), 0
 
 
-def refuse_repeat(told: Iterable[Sequence[int]]) -> None:
+def refuse_bad_peer(told: Iterable[Sequence[int]]) -> None:
     """Raises PeerLost where a rank has a step that is not finite, for this one goes on."""
     if any(first == BAD_STEP for first, *_ in told):
         raise PeerLost("another rank has found its last step not finite, and this one has not")
