@@ -52,13 +52,20 @@ class Stored(NamedTuple):
             return list(part.get_shape()), part.get_dtype()
 
     def read(self) -> Tensor:
+        """Returns the whole tensor, on the CPU, in the file's shape and dtype; a pickle's is kept
+        for later calls, so not to be changed. Raises ConfigError where the file cannot be read."""
         if _is_pickled(self.file):
-            return _unpickled(self.file)[self.name]
+            if (found := _unpickled(self.file).get(self.name)) is None:
+                raise ConfigError(
+                    f"model.init_from: {self.file}: it has no {self.name}, which its index names there"
+                )
+            return found
         with _opened(self) as tensors:
             tensor: Tensor = tensors.get_tensor(self.name)
         return tensor
 
     def first_row(self) -> Tensor:
+        """Returns the first row, [1, ...] in the file's dtype, on the CPU. Raises as `read`."""
         if _is_pickled(self.file):
             return self.read()[:1]
         with _opened(self) as tensors:

@@ -61,7 +61,8 @@ class ChunkedAttention(Attention):
         return super().mix(q, k, v, inputs)
 
     def mix_cached(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, rope: Rope) -> Tensor:
-        """The cache holds the chunk that is not full yet."""
+        """Returns [B, H, T, D] as Attention.mix_cached does, for T positions of one chunk or more.
+        The cache holds the chunk that is not full yet."""
         parts: list[Tensor] = []
         while q.shape[2]:
             num = min(q.shape[2], self.chunk_length - cache.num_tokens)
@@ -74,7 +75,7 @@ class ChunkedAttention(Attention):
     def mix_cached_chunk(
         self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, rope: Rope
     ) -> Tensor:
-        """Does what `mix_cached` does, for positions of one chunk."""
+        """Does what `mix_cached` does, for positions of one chunk: returns [B, H, T, D]."""
         return super().mix_cached(q, k, v, cache, rope)
 
     def end_chunk(self, cache: KVCache) -> None:
@@ -267,6 +268,7 @@ class _Feature(torch.autograd.Function):
 
 
 def memory_dtype(x: Tensor) -> torch.dtype:
+    """Returns the dtype of a memory of `x`: float32, and float64 for float64."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 

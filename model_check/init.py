@@ -45,8 +45,8 @@ def build_sharded(
     shard: Callable[[Llama], None],
     local_shard: Callable[[Tensor], tuple[Tensor, int]],
 ) -> Llama:
-    """As build_model, of which only a part lies here: `shard` gets the model on device `meta` and
-    leaves that part, undefined; `local_shard`: see `initialise`."""
+    """Builds the model of build_model, float32, of which only a part lies here: `shard` gets the
+    model on device `meta` and leaves that part, undefined; `local_shard`: see `initialise`."""
     model = empty_model(settings, geometry, attend, torch.device("meta"))
     shard(model)
     model.set_rope(device)
@@ -102,8 +102,8 @@ def initialise(
     """Overwrites every parameter. All values are drawn on the CPU: the generator of a GPU could
     differ.
 
-    `local_shard`: the values of a parameter that lie here, and the offset of the first; they are
-    the same wherever the others lie.
+    `local_shard`: returns the values of a parameter that lie here, the live ones, float32 [rows,
+    ...], and the place of the first in the whole; they are the same wherever the others lie.
 
     `normal_` runs on one thread and takes 5 to 12 ns an element (2 billion: 10 to 20 s), so threads
     draw pieces in parallel. Each piece has a generator seeded by (seed, name, piece): values do not
@@ -178,7 +178,8 @@ def with_rows(weight_VE: Tensor, num_rows: int) -> Tensor:
 
 
 def grown(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` with as many rows as the model's `own` where they have fewer."""
+    """Returns `weights` with as many rows as the model's `own`, where embedding and head, [V, E],
+    have fewer; the others are the same tensors."""
     return {
         name: with_rows(weight, len(own[name])) if _has_fewer_rows(name, weight, own) else weight
         for name, weight in weights.items()

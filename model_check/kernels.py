@@ -76,7 +76,8 @@ def _differing(first: Outputs, again: Outputs) -> Iterator[str]:
 
 
 def whole(values: Tensor) -> Output:
-    """An output, all of it."""
+    """Returns all of `values` as an output: any shape, a dtype of 2, 4 or 8 bytes; `bits` are the
+    same memory, read as int16, int32 or int64."""
     return Output(values, values.view(_BITS[values.element_size()]))
 
 
@@ -344,7 +345,11 @@ def plain_adamw_(
     """AdamW written out (Loshchilov, Hutter: Decoupled Weight Decay Regularization, arXiv
     1711.05101, algorithm 2), with the gate and the divisor of `torch._fused_adamw_`: in place;
     gradients are divided by `grad_scale` and stay so; nothing changes where `found_inf` is 1.
-    Slower by several passes over the state."""
+    Slower by several passes over the state.
+
+    Each parameter's tensors have one shape, any. `steps`: scalars, which count this step already;
+    `grad_scale`, `found_inf`: float32 scalars.
+    """
     assert not amsgrad, "AdamW never asks for it"
     assert not maximize, "nor for this"
     keep = torch.zeros((), dtype=torch.bool) if found_inf is None else found_inf == 1

@@ -75,8 +75,8 @@ class RMSNorm(nn.RMSNorm):
     """Zhang, Sennrich: Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes in the wider type of `x` and the weight: a sharded block has a weight of 16
-        bits, and torch's fused kernels take two types that are equal."""
+        """Returns `x`, [..., E], normalised, in the wider type of `x` and the weight: a sharded
+        block has a weight of 16 bits, and torch's fused kernels take two types that are equal."""
         weight = self.weight.to(torch.promote_types(self.weight.dtype, x.dtype))
         return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
@@ -171,6 +171,7 @@ class KVCache:
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
+        """Returns all that was appended, live views, [B, G, n, D] each."""
         assert self._room is not None, "nothing was appended"
         return self._room[:, :, :, : self.num_tokens].unbind()
 
@@ -230,7 +231,8 @@ class Attention(nn.Module):
         return out_BTE
 
     def mix_cached(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, rope: Rope) -> Tensor:
-        """Does what `mix` does for the next positions alone, and appends them to `cache`."""
+        """Does what `mix` does for the next T positions alone, and appends them to `cache`: returns
+        [B, H, T, D]. Raises ValueError where the rotary tables end."""
         rotated = rotate(torch.cat((q, k), dim=1), *rope.rows(cache.num_tokens, q.shape[2]))
         q, k = rotated.tensor_split((q.shape[1],), dim=1)
         return attend_cached(q, *cache.append(k, v))

@@ -206,15 +206,17 @@ def accumulate(context: StepContext, data: StepData) -> Tensor:
 
 
 def repeat(context: StepContext, data: StepData, search: Watcher) -> Tensor:
-    """Compute both passes of a step again, which `search` watches, too; returns this rank's share
-    of the mean loss. Replicas sum nothing: the gradients of this rank alone are of interest."""
+    """Compute both passes of a step again, which `search` watches, too; return this rank's share of
+    the mean loss, a float32 scalar on the device. Replicas sum nothing: the gradients of this rank
+    alone are of interest. Raises PeerLost where ranks share the model."""
     world = context.world if context.world.is_sharded else ALONE
     watchers = (*context.watchers, search)
     return accumulate(replace(context, world=world, watchers=watchers), data)
 
 
 def audit(context: StepContext, data: StepData) -> Tensor:
-    """Compute both passes of the first rank's first micro-batch, alone, whichever rank this is."""
+    """Compute both passes of the first rank's first micro-batch, alone, whichever rank this is;
+    return its share of the mean loss, a float32 scalar. Raises PeerLost."""
     batch = tuple(map(context.world.of_first, data.micro_batches[0]))
     return accumulate(replace(context, world=ALONE), replace(data, micro_batches=[batch]))
 
@@ -226,8 +228,9 @@ def forward_backward(
     num_targets: int,
 ) -> Tensor:
     """Compute both passes of one micro-batch: add its gradients, and return its share of the step's
-    mean loss, over `num_targets` targets: a float32 scalar. `summed_loss`: see Llama.summed_loss;
-    that of a job sums gradients of all ranks."""
+    mean loss, over `num_targets` targets: a float32 scalar, detached. `micro_batch`: int64 [B, T]
+    each, see `on_device`. `summed_loss`: see Llama.summed_loss; that of a job sums gradients of all
+    ranks."""
     scale, num_targets = context.optimizer.loss_scale, max(1, num_targets)
     unscaled = torch.ones((), device=context.device) if scale is None else scale.value
     grad_scale = unscaled / num_targets
@@ -298,6 +301,7 @@ def gather(
 
 
 def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
-    """The arguments of the model's forward pass."""
+    """Returns the arguments of Llama.summed_loss: inputs, targets and, where there are any,
+    documents, int64 [B, T] each. A batch in page-locked memory is copied without a wait."""
     tensors = (batch.inputs, batch.targets, batch.documents)
     return tuple(t.to(device, non_blocking=True) for t in tensors if t is not None)

@@ -172,8 +172,9 @@ def _digest_of_step(context: StepContext, data: StepData) -> Outputs:
 
 
 def digest(loss: Tensor, gradients: Mapping[str, Tensor]) -> Outputs:
-    """On the host, for gradients of a whole model are held once, on its device: the loss; of each
-    gradient its norm, a sample, and the sum of its bits."""
+    """Returns what is compared of a step, on the host, for a device holds the gradients of a whole
+    model once: the loss, a float64 scalar; of each gradient (float32, contiguous) its norm and a
+    sample, float32 [1 + sample], and the sum of its bits, an int64 scalar."""
     norms = torch.stack(torch._foreach_norm([*gradients.values()])).to("cpu", torch.float32)
     outputs = {_LOSS: whole(loss.detach().to("cpu", torch.float64))}
     for (name, gradient), norm in zip(gradients.items(), norms, strict=True):

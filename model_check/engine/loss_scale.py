@@ -62,7 +62,8 @@ class LossScale:
 
 
 def is_value(value: Tensor) -> bool:
-    """Whether a run can have this scale: a power of two within the limits."""
+    """Returns whether a run can have this loss scale, a float32 scalar: a power of two from
+    SMALLEST_SCALE to LARGEST_SCALE. Waits for its device."""
     mantissa, _ = math.frexp(float(value))
     return mantissa == 0.5 and SMALLEST_SCALE <= float(value) <= LARGEST_SCALE
 

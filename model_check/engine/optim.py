@@ -46,7 +46,8 @@ class Block:
     second_moments: list[Tensor]
 
     def gradients(self) -> list[Tensor]:
-        """Those of this step."""
+        """Returns this step's live gradients, one for each part: flat, [values], or in the
+        parameter's own shape where the part is all of it that lies here."""
         pairs = zip(self.parts, self.owners, strict=True)
         return [part.of(owner.grad) for part, owner in pairs]  # type: ignore[arg-type]
 
@@ -54,7 +55,9 @@ class Block:
 class UpdateWatcher(Protocol):
     """Watches an update block by block, each by its number."""
 
-    def before(self, number: int, gradients: Sequence[Tensor]) -> None: ...
+    def before(self, number: int, gradients: Sequence[Tensor]) -> None:
+        """Is called before block `number` is updated, with the live gradients of its parts, in the
+        shapes of Block.gradients; they still carry the loss scale and are not clipped."""
 
     def after(self, number: int) -> None: ...
 
@@ -118,17 +121,19 @@ class AdamW:
 
     @property
     def moments(self) -> dict[str, list[Tensor]]:
-        """By their names in a state dict, in the order of the model."""
+        """Returns the live moments by their names in a state dict, in the order of the model; each
+        has the shape and dtype of its entry in `weights`."""
         return {"exp_avg": self.first_moments, "exp_avg_sq": self.second_moments}
 
     def kept(self, number: int) -> dict[str, Tensor]:
-        """Returns what an update changes of the parameter of that number, by quantity."""
+        """Returns what an update changes of the parameter of that number, by quantity: live
+        tensors, all in the shape of the values that lie here."""
         moments = {kind: of_all[number] for kind, of_all in self.moments.items()}
         return {"weights": self.weights[number], **moments}
 
     @property
     def scalars(self) -> dict[str, Tensor]:
-        """What updates alone change, beside the moments."""
+        """Returns what updates alone change beside the moments: live float32 scalars, by name."""
         return {"num_steps": self.num_steps, "refusing": self.refusing}
 
     def zero_grad(self) -> None:
@@ -136,7 +141,8 @@ class AdamW:
             owner.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """Their values that lie here."""
+        """Returns the live gradients that exist, in the order of the model: of each the values that
+        lie here, in the shape and dtype of its entry in `weights`."""
         return [own_values(p.grad) for p in self.parameters if p.grad is not None]
 
     @torch.no_grad()
@@ -309,13 +315,17 @@ def judge(loss: Tensor, norms: Tensor, scale: LossScale | None) -> Judgement:
 
 
 def total_norm(norms: Tensor) -> Tensor:
-    """Of all gradients together, bit for bit that of torch.nn.utils.get_total_norm."""
+    """Returns the L2 norm of all gradients together, a float32 scalar, from `norms`, that of each,
+    float32 [parameters]; bit for bit that of torch.nn.utils.get_total_norm."""
     total: Tensor = torch.linalg.vector_norm(norms)
     return total
 
 
 def clip_divisor(grad_norm: Tensor, max_grad_norm: float | None) -> Tensor | None:
-    """The divisor, at least 1, that brings the norm of the gradients down to `max_grad_norm`."""
+    """Returns the divisor, at least 1, that brings the norm of the gradients down to
+    `max_grad_norm`, a float32 scalar as `grad_norm` is; None: no limit. (Pascanu et al., On the
+    difficulty of training recurrent neural networks, arXiv 1211.5063, algorithm 1; 1e-6 as in
+    torch.nn.utils.clip_grad_norm_.)"""
     if max_grad_norm is None:
         return None
     return ((grad_norm + 1e-6) / max_grad_norm).clamp(min=1.0)

@@ -217,8 +217,8 @@ class TrainingState:
 
     @cached_property
     def sharded(self) -> dict[str, Tensor]:
-        """Weights and moments, the live ones, by their names in a sharded checkpoint, where ranks
-        share them; empty: each has all of them."""
+        """Returns weights and moments, the live ones, by their names in a sharded checkpoint, where
+        ranks share them: DTensors of the parameters' whole shapes; empty: each has all of them."""
         tensors = self.weights_and_moments()
         return tensors if any(map(is_shared, tensors.values())) else {}
 
@@ -227,8 +227,8 @@ class TrainingState:
         return state | {"state": {}, "step": self.optimizer.num_steps} if self.sharded else state
 
     def weights_and_moments(self) -> dict[str, Tensor]:
-        """The live ones by their names in a sharded checkpoint: kind by kind, in the order of the
-        model."""
+        """Returns the live ones by their names in a sharded checkpoint: kind by kind, in the order
+        of the model, each in the shape of its parameter, and placed as it is."""
         kinds = {"weights": self.optimizer.weights} | self.optimizer.moments
         return {
             f"{kind}/{name}": like(parameter, values)

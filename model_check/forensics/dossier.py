@@ -65,7 +65,8 @@ def write_dossier(
     """Write `tensors.safetensors`, then `manifest.json`, whose path is returned. Raises OSError.
 
     `about`: `worker`, `kind` and what else `Manifest` has of the finding. `tensors`: names such as
-    `weights/norm.weight`, each once. `guilty`: some of these names, in the order of computation.
+    `weights/norm.weight`, each once, of any shape, dtype and device. `guilty`: some of these names,
+    in the order of computation.
 
     The guilty ones are kept first, then the others that fit, as long as their values take at most
     `most_bytes`; of a guilty one that does not fit, its first values. Which values these are

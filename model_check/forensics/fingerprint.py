@@ -29,8 +29,9 @@ class Fingerprint(Protocol):
     def __call__(
         self, tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None
     ) -> Tensor:
-        """int64 [len(tensors)], on their device, without a wait for it. `first_rows`: the number of
-        each tensor's first row, for a part of a larger one; None: 0."""
+        """Returns int64 [len(tensors)], on their device, without a wait for it. `tensors`: any
+        shape, on one device. `first_rows`: the number of each tensor's first row, for a part of a
+        larger one; None: 0. Raises TypeError as width_of."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,16 @@ def _refuse_other_sums(kernel: Kernel, device: torch.device) -> None:
 
 
 def eager_fingerprint(tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None) -> Tensor:
-    """By torch's own operators, on any device: slow, and what the others are compared with."""
+    """Computes a Fingerprint, int64 [len(tensors)], by torch's own operators, on any device: slow,
+    and the others are compared with it."""
     rows = first_rows or [0] * len(tensors)
     sums = [_sum_of(x, first) for x, first in zip(tensors, rows, strict=True)]
     return torch.stack(sums) if sums else torch.empty(0, dtype=torch.int64)
 
 
 def width_of(tensor: Tensor) -> int:
-    """Bytes of a value. Raises TypeError where the formula knows none of that width: the C kernel
-    would read beyond the tensor."""
+    """Returns the bytes of a value, whatever the shape: 2, 4 or 8. Raises TypeError for any other
+    dtype: the formula has no such width, and the C kernel would read beyond the tensor."""
     width = tensor.element_size()
     if width not in _BITS:
         raise TypeError(f"no fingerprint of {tensor.dtype}: values of 2, 4 or 8 bytes have one")
@@ -113,6 +115,7 @@ def width_of(tensor: Tensor) -> int:
 
 
 def num_rows(tensor: Tensor) -> int:
+    """Returns how many rows of NUM_COLUMNS its values fill, whatever the shape."""
     return -(-tensor.numel() // NUM_COLUMNS)
 
 
@@ -132,6 +135,7 @@ def _sum_of(tensor: Tensor, first_row: int) -> Tensor:
 
 @cache
 def columns_on(device: torch.device) -> Tensor:
+    """Returns the weights of the columns, int64 [NUM_COLUMNS]; kept, so not to be changed."""
     return as_int64([column_weight(c) for c in range(NUM_COLUMNS)]).to(device)
 
 
@@ -141,11 +145,12 @@ def _rows(first: int, count: int, device: torch.device) -> Tensor:
 
 
 def as_int64(weights: Sequence[int]) -> Tensor:
-    """Unsigned numbers of 64 bits, as torch reads them."""
+    """Returns unsigned numbers of 64 bits, one at least, as torch reads them: int64
+    [len(weights)]."""
     return torch.tensor([w - (1 << 64) if w >= 1 << 63 else w for w in weights])
 
 
 def sent(table: Tensor, device: torch.device) -> Tensor:
-    """To the device, without a wait for it."""
+    """Returns `table` (any shape and dtype, on the CPU) on the device, without a wait for it."""
     pinned = table.pin_memory() if device.type == "cuda" else table
     return pinned.to(device, non_blocking=True)

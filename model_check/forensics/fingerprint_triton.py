@@ -27,8 +27,8 @@ _NUM_KEPT = 1024
 def triton_fingerprint(
     tensors: Sequence[Tensor], first_rows: Sequence[int] | None = None
 ) -> Tensor:
-    """A Fingerprint. Integers add up the same in any order, so the order of its atomic additions
-    does not matter."""
+    """Computes a Fingerprint, int64 [len(tensors)], of one tensor at least. Integers add up the
+    same in any order, so the order of its atomic additions does not matter."""
     held = [x if x.is_contiguous() else x.contiguous() for x in tensors]
     sums = torch.zeros(len(held), dtype=torch.int64, device=held[0].device)
     rows = first_rows or [0] * len(held)

@@ -34,7 +34,8 @@ class Block(Protocol):
     def parts(self) -> tuple[Part, ...]: ...
 
     def gradients(self) -> list[Tensor]:
-        """Those of this step."""
+        """Returns this step's live gradients, one for each part: flat, [values], or in the
+        parameter's own shape where the part is all of it that lies here."""
 
 
 class Optimizer(Protocol):
@@ -50,7 +51,7 @@ class Optimizer(Protocol):
 
     @property
     def scalars(self) -> Mapping[str, Tensor]:
-        """What updates alone change, and which belongs to no parameter."""
+        """Returns what updates alone change and belongs to no parameter: live scalars, by name."""
 
     def kept(self, number: int) -> dict[str, Tensor]:
         """Returns what an update changes of the parameter of that number, as far as it lies on this
@@ -64,8 +65,8 @@ class Optimizer(Protocol):
 
 
 def moments_of(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields quantity, parameter and values of what it keeps beside weights, quantity by
-    quantity."""
+    """Yields quantity, parameter and live values of what it keeps beside weights, quantity by
+    quantity; the values have the shape of those that lie here of the parameter."""
     kept = {name: optimizer.kept(number) for number, name in enumerate(optimizer.named)}
     for kind in dict.fromkeys(kind for of_one in kept.values() for kind in of_one):
         if kind != "weights":

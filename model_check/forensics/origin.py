@@ -47,8 +47,8 @@ def origin_of(
 
 
 def of_state(named: Iterable[tuple[str, Tensor]]) -> Found | None:
-    """The first of these (`layers.0.attention.wq.weight`, `exp_avg of norm.weight`) that is not
-    finite."""
+    """Returns the first of these (`layers.0.attention.wq.weight`, `exp_avg of norm.weight`; any
+    shape) that is not finite, with the values that lie here. Waits for the device."""
     for name, tensor in named:
         if not is_finite(tensor):
             what, _, path = name.rpartition(" ")
@@ -59,7 +59,8 @@ def of_state(named: Iterable[tuple[str, Tensor]]) -> Found | None:
 
 
 def of_gradient(name: str, gradient: Tensor) -> Found:
-    """The gradient of the parameter `name`, which is not finite."""
+    """Returns the origin for the gradient of the parameter `name`, in its shape, which is not
+    finite. Waits for the device."""
     module, _, leaf = name.rpartition(".")
     bad = counted(f"gradient of {leaf}", gradient)
     return Found(origin_of("backward", module, bad), _lying_here(bad, gradient))
@@ -106,7 +107,8 @@ class Search:
             self.found = Found(origin, {OUTPUT: output, **inputs_by_name})
 
     def after_loss(self, _: nn.Module, inputs: tuple[Any, ...], loss: Tensor) -> None:
-        """The head's logits exist only inside the loss: they are computed again."""
+        """Looks at the summed loss, a scalar, of hidden [B, T, E] and weight [V, E]. The head's
+        logits exist only inside the loss: they are computed again."""
         if self.found is None and not is_finite(loss):
             hidden, weight, _targets = inputs
             if is_finite(hidden) and is_finite(weight):
@@ -123,6 +125,7 @@ class Search:
             self._passed += [(HEAD, None)] if name == LOSS else []
 
     def after_weight(self, name: str, gradient: Tensor) -> None:
+        """Looks at a micro-batch's gradient of the parameter `name`, in the shape of the whole."""
         module = name.rpartition(".")[0]
         if not self._follows(module) and not is_finite(gradient):
             self._bad_gradients[module] = of_gradient(name, gradient)
@@ -134,7 +137,8 @@ class Search:
         return self.found is not None or (is_made and module not in dict(self._passed))
 
     def after_embedding(self, name: str, _: object, _inputs: object, output: Tensor) -> None:
-        """Its inputs are no numbers that could have gradients."""
+        """Looks at the gradient of `output`, [B, T, E], when it is computed: the inputs, token ids,
+        have none."""
         hook = partial(self._after_embedding, name)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 

@@ -50,12 +50,18 @@ def bad_parameters(model: nn.Module) -> list[BadTensor]:
 
 
 def bad_tensors(named: Iterable[tuple[str, Tensor]]) -> list[BadTensor]:
+    """Returns the tensors (any shape) whose values here are not all finite, in turn. Waits for the
+    device."""
     return [counted(name, tensor) for name, tensor in named if not is_finite(tensor)]
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """A sum with NaN or Inf is not finite, and 30 times quicker (35 GB/s on a CPU); one that is not
-    finite may also have overflowed."""
+    """Returns whether all values that lie here are finite (any shape). Waits for the
+    device.
+
+    A sum with NaN or Inf is not finite, and 30 times quicker (35 GB/s on a CPU); one that is not
+    finite may also have overflowed.
+    """
     tensor = own_values(tensor)
     if tensor.sum().isfinite():  # sync
         return True
@@ -65,7 +71,8 @@ def is_finite(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def largest(tensor: Tensor) -> float:
-    """The magnitude of what lies here; 0 of nothing."""
+    """Returns the largest magnitude of the values that lie here (any shape): 0 where there are
+    none, NaN where one is NaN. Waits for the device."""
     values = own_values(tensor)
     if not values.numel():
         return 0.0
@@ -75,7 +82,8 @@ def largest(tensor: Tensor) -> float:
 
 @torch.no_grad()
 def counted(name: str, tensor: Tensor) -> BadTensor:
-    """All that is told of a tensor."""
+    """Returns the counts and statistics of the values that lie here (any shape, real dtypes). Waits
+    for the device."""
     num_nan, num_inf, first, lows, highs, norms = 0, 0, None, [], [], []
     flat = own_values(tensor).reshape(-1)
     for at, piece in enumerate(torch.split(flat, _PIECE_NUMEL)):

@@ -7,18 +7,20 @@ from torch import Tensor
 
 
 def own_values(tensor: Tensor) -> Tensor:
-    """Its values that lie here: the memory itself, without a gradient. None may do."""
+    """Returns this rank's shard of `tensor`, any shape: its rows that lie here, perhaps none. The
+    memory itself, detached."""
     shared: Any = tensor.detach()
     return shared.to_local() if is_shared(tensor) else shared  # type: ignore[no-any-return]
 
 
 def is_shared(tensor: Tensor) -> bool:
+    """Returns whether `tensor`, of any shape, is a DTensor."""
     return hasattr(tensor, "placements")
 
 
 def first_of(tensor: Tensor) -> int:
-    """The number of its first value that lies here, in memory order of the whole. Rows are divided
-    as torch.chunk does."""
+    """Returns the number of its first value that lies here, in memory order of the whole (any
+    shape): 0 where all do. Rows are divided as torch.chunk does."""
     shared: Any = tensor
     for dim, placement in enumerate(shared.placements if is_shared(tensor) else ()):
         if placement.is_shard():
@@ -30,7 +32,7 @@ def first_of(tensor: Tensor) -> int:
 
 
 def fill(tensor: Tensor, whole: Tensor) -> None:
-    """Copy what of `whole` lies here."""
+    """Copies into `tensor` what of `whole` lies here: the same shape, any dtype and device."""
     values, first = own_values(tensor), first_of(tensor)
     values.copy_(whole.reshape(-1)[first : first + values.numel()].view_as(values))
 

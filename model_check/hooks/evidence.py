@@ -61,8 +61,8 @@ class EvidenceWriter:
         event: NonFinite | Break | None = None,
     ) -> str:
         """Writes the dossier. `state_after`: optimizer steps that made weights and moments.
-        `tensors`: by their names in a dossier; None: the state. `step`: of the fault. `guilty`: the
-        names of suspect tensors."""
+        `tensors`: by their names in a dossier, any shape; None: the state. `step`: of the fault.
+        `guilty`: the names of suspect tensors."""
         identity = self.context.identity
         about: dict[str, Any] = {
             "worker": identity.worker,

@@ -248,7 +248,8 @@ class Fingerprints:
         self._before.at(None)
 
     def before(self, number: int, gradients: Sequence[Tensor]) -> None:
-        """The update of a block begins."""
+        """Takes the fingerprints of block `number` before its update. `gradients`: in the shapes of
+        Block.gradients."""
         self._before.at(number, gradients)
 
     def after(self, number: int) -> None:

@@ -67,8 +67,8 @@ class SiteMonitor:
         return self._counts
 
     def first_bad(self, counts: Tensor) -> NonFiniteSite | None:
-        """Returns the first site that is not finite, in the order of computation, by the counts of
-        a step, on the host; None where every site is finite."""
+        """Returns the first site that is not finite, in the order of computation, by the `counts`
+        of a step, int64 [3, sites] on the host; None where every site is finite."""
         # The gradient of a module's output is made by the module after it.
         makers = [*self._makers, "loss", *reversed(self._makers[1:])]
         for number, maker in enumerate(makers):

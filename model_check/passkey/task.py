@@ -72,18 +72,20 @@ class Question(NamedTuple):
 
     @property
     def inputs(self) -> Tensor:
+        """Returns what is read, int64 [B, T], a view."""
         return self.tokens[:, :-1]
 
     @property
     def targets(self) -> Tensor:
-        """[B, T]: the digits after the question mark, else IGNORED."""
+        """Returns the digits after the question mark, otherwise IGNORED, int64 [B, T]."""
         targets = torch.full_like(self.tokens[:, 1:], IGNORED)
         targets[:, -NUM_DIGITS:] = self.tokens[:, -NUM_DIGITS:]
         return targets
 
 
 def ask(places: Tensor, context_length: int, generator: torch.Generator) -> Question:
-    """A row for each of `places`, the position of its mark: from 0 to `last_place`."""
+    """Returns a row of T = `context_length` for each of `places`, int64 [B]: the position of its
+    mark, from 0 to `last_place`."""
     shape = (len(places), context_length + 1)
     tokens = torch.randint(10, 10 + NUM_NOISE, shape, generator=generator)
     digits = torch.randint(10, (len(places), NUM_DIGITS), generator=generator)
@@ -186,8 +188,8 @@ def _refuse_decided(overrides: Sequence[str]) -> None:
 
 @torch.no_grad()
 def accuracies(model: Llama, settings: Settings, num_rows: int) -> Tensor:
-    """[places, digits]: the share of right answers, `num_rows` rows a place; other rows than those
-    of the training."""
+    """Returns the share of right answers, float64 [places, digits], in `num_rows` rows a place;
+    other rows than those of the training."""
     length = settings.training.context_length
     generator = torch.Generator().manual_seed(-1 - settings.system.seed)
     shares = []
@@ -199,12 +201,14 @@ def accuracies(model: Llama, settings: Settings, num_rows: int) -> Tensor:
 
 
 def by_depth(grid: Tensor) -> dict[float, float]:
+    """Returns depth -> the mean share of right answers there, of `grid`, [places, digits]."""
     last = len(grid) - 1
     return {depth: float(grid[round(depth * last)].mean()) for depth in DEPTHS}
 
 
 def by_segments(grid: Tensor, context_length: int, length: int) -> dict[int, float]:
-    """`length`: of a segment."""
+    """Returns the segments between a digit and its question -> the mean share of right answers, of
+    `grid`, [places, digits]. `length`: tokens of a segment."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for place, shares in enumerate(grid.tolist()):
         for number, share in enumerate(shares):

@@ -79,7 +79,7 @@ def describe_flip(found: Sequence[Sequence[int]]) -> str:
 def flipped(before: int, after: int, num_values: int, num_bits: int) -> list[tuple[int, int]]:
     """(element, bit) of the one flipped bit between two fingerprints of a tensor of `num_values`
     values of `num_bits`. Several where the sums leave a choice: above 10^8 values, for the highest
-    bits. None: more than one value differs, or more than one bit."""
+    bits; none where more than one value differs, or more than one bit."""
     difference = (after - before) % _MODULUS
     bit = (difference & -difference).bit_length() - 1
     if not 0 <= bit < num_bits:

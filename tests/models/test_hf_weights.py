@@ -198,6 +198,16 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, kind: str) -> N
     assert str(directory) in str(caught.value)
 
 
+def test_a_pickle_that_lacks_what_its_index_names_is_told(tmp_path: Path) -> None:
+    directory = saved(tmp_path / "model", [(pickled, False)])
+    (directory / OLDER).rename(directory / "a.bin")
+    index = {"weight_map": {"new": "a.bin"}}
+    (directory / OLDER_INDEX).write_text(json.dumps(index))
+    for read in (loaded, sample_of):
+        with pytest.raises(ConfigError, match="it has no new, which its index names there"):
+            read(directory)
+
+
 def test_pickles_that_call_something_are_not_opened(tmp_path: Path) -> None:
     directory = saved(tmp_path / "model", [(pickled, False)])
 

@@ -80,4 +80,5 @@ class SummedLoss(nn.Module):
         self._model = model
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Returns Llama.summed_loss of these arguments, a float32 scalar."""
         return self._model.summed_loss(*args, **kwargs)

@@ -97,7 +97,8 @@ class Ranks(World):
         return ~torch.isfinite(torch.stack(self._local)).all()
 
     def note_own(self, gradients: Tensor) -> None:
-        """These are about to be summed over the ranks."""
+        """Notes the sum of this rank's gradients (any shape), a float32 scalar on the device,
+        before they are summed over the ranks."""
         self._local.append(gradients.sum(dtype=torch.float32))
         self._waited = Waited(self._device)
 

@@ -78,8 +78,9 @@ class World:
         """From now on the gradients of `model` are those of all ranks."""
 
     def summed_loss(self, model: Llama) -> Callable[..., Tensor]:
-        """Returns what a training step calls for `model.summed_loss`. It is asked once a step: what
-        is noted of this rank's own gradients begins anew."""
+        """Returns what a training step calls for `model.summed_loss`, with the same arguments and
+        result: a float32 scalar of this rank. It is asked once a step: what is noted of this rank's
+        own gradients begins anew."""
         return model.summed_loss
 
     def computing(self) -> AbstractContextManager[object]:
@@ -97,16 +98,18 @@ class World:
         return None
 
     def own_bad(self) -> Tensor | None:
-        """A bool scalar: whether this rank's own gradients of the step were not finite, before they
-        were summed. None: nothing was summed."""
+        """Returns a bool scalar on the device: whether this rank's own gradients of the step were
+        not finite, before they were summed. None: nothing was summed."""
         return None
 
     def norms(self, norms: Tensor) -> Tensor:
-        """[parameters]: those of whole tensors, from those of what lies here."""
+        """Returns the norms of whole gradients, float32 [parameters], from those of what lies here.
+        Raises PeerLost."""
         return norms
 
     def whole(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Parameters of one shape, stacked."""
+        """Returns a copy of `tensors`, parameters of one shape and dtype, stacked and whole:
+        [number, *shape]. All ranks must ask. Raises PeerLost."""
         return torch.stack(list(tensors))
 
     def hooked(self, model: nn.Module, hooks: Mapping[str, Hook]) -> ExitStack:
@@ -120,7 +123,9 @@ class World:
 
     @contextmanager
     def seeing_sums(self, see: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
-        """Inside, `see` is called with each parameter and its gradient when that is summed."""
+        """Calls `see` inside with each parameter and its live gradient when that is summed over the
+        ranks: float32 in the parameter's shape, of a sharded one the rows that lie here. A process
+        alone sums nothing."""
         self._see_sum = see
         try:
             yield
@@ -135,11 +140,13 @@ class World:
         evidence first."""
 
     def summed(self, value: Tensor) -> Tensor:
-        """Over the ranks, in place."""
+        """Sums `value` (any shape and dtype, the same on all ranks) over the ranks in place, and
+        returns it. Raises PeerLost."""
         return value
 
     def of_first(self, value: Tensor) -> Tensor:
-        """That of the first rank; all give tensors of one shape."""
+        """Returns `value` of the first rank; all give tensors of one shape and dtype, and none is
+        changed. Raises PeerLost."""
         return value
 
     def offer(self, *numbers: int) -> "Offer":

@@ -41,6 +41,7 @@ class Form:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Form":
+        """Returns the dtype and shape of `tensor`."""
         return cls(tensor.dtype, tuple(tensor.shape))
 
     def __str__(self) -> str:

@@ -11,7 +11,8 @@ from model_check.forensics.shard import first_of, is_shared, own_values
 
 
 def like(tensor: Tensor, values: Tensor) -> Tensor:
-    """The values that this rank has of another tensor, placed as those of `tensor` are."""
+    """Returns `values`, this rank's shard of another tensor of the same shape, as a DTensor that is
+    placed as `tensor` and shares their memory; `values` itself where `tensor` is not sharded."""
     if not is_shared(tensor):
         return values
     shared: Any = tensor
@@ -27,14 +28,16 @@ class Place(NamedTuple):
 
 
 def place_of(tensor: Tensor) -> Place:
-    """Ranks share rows."""
+    """Returns where this rank's rows lie in `tensor`, of any shape but a scalar's: the offset and
+    the size in each dimension. Raises ValueError for a scalar."""
     sizes, (rows, *others) = tuple(own_values(tensor).shape), tensor.shape
     first_row = first_of(tensor) // math.prod(others) if rows else 0
     return Place((first_row, *(0 for _ in others)), sizes)
 
 
 def part_of(tensor: Tensor) -> Part:
-    """With its place among the values of the whole tensor."""
+    """Returns this rank's values of `tensor` (any shape), the live ones, with the place of the
+    first in the whole."""
     return Part(own_values(tensor), first_of(tensor))
 
 
@@ -44,7 +47,8 @@ def first_value(offsets: tuple[int, ...] | list[int], shape: tuple[int, ...] | l
 
 
 def mesh_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The name of each dimension of their device mesh -> its size."""
+    """Returns the name of each dimension of their device mesh -> its size, by the first sharded
+    tensor, whatever its shape; empty where none is sharded."""
     for tensor in tensors.values():
         if is_shared(tensor):
             mesh = tensor.device_mesh  # type: ignore[attr-defined]

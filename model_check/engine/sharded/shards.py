@@ -73,8 +73,10 @@ class Shards:
             return [f"{self.directory}: {error.strerror or error}"]
 
     def load(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill these tensors of the manifest, sharded or not, on any device. Raises
-        CheckpointError."""
+        """Fills these tensors, by their names in the manifest, in place: sharded or not, on any
+        device. Raises CheckpointError where the manifest lacks one or has another shape or dtype
+        for it, and where a file cannot be read. What was read is not compared with what was saved:
+        see `refuse_other_bits`."""
         # Imported for these alone: it takes a second.
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -91,8 +93,9 @@ class Shards:
             raise CheckpointError(f"{self.path}: cannot be read: {_reason(error)}") from error
 
     def whole(self, quantities: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-        """Quantity (`weights`, ...) -> name -> the whole tensor, on the CPU. Raises
-        CheckpointError."""
+        """Returns quantity (`weights`, ...) -> name -> the whole tensor, on the CPU, in the shape
+        and dtype in which it was saved. Raises CheckpointError, also where bits differ from what
+        was saved."""
         tensors = {
             name: torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
             for name, entry in self.manifest.tensors.items()
@@ -103,7 +106,8 @@ class Shards:
         return _by_quantity(tensors)
 
     def hollow(self) -> dict[str, dict[str, Tensor]]:
-        """The same of all quantities without values, on the meta device."""
+        """Returns the same for all quantities without values: the shapes and dtypes, on device
+        `meta`."""
         tensors = {
             name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
             for name, entry in self.manifest.tensors.items()
@@ -126,7 +130,7 @@ class Shards:
         return hold_unlinked(self.directory)
 
     def fits(self, targets: Mapping[str, Tensor]) -> bool:
-        """Whether `load` can fill them."""
+        """Returns whether the manifest has all of them, in these shapes and dtypes, for `load`."""
         try:
             self._refuse_misfits(targets)
         except CheckpointError:
@@ -182,7 +186,8 @@ class Shards:
 
 
 def own_sums(tensors: Mapping[str, Tensor], kernel: Fingerprint) -> Sums:
-    """Of what this rank has of each."""
+    """Returns the fingerprint, modulo 2^64, of what this rank has of each tensor (any shape; all on
+    one device, which is waited for). Raises TypeError as width_of."""
     parts = {name: part_of(tensor) for name, tensor in tensors.items()}
     sums = sums_of([*parts.values()], kernel)
     places = [(name, part.first) for name, part in parts.items()]

@@ -61,9 +61,11 @@ def write_shards(
     *,
     keep: Keep | None = None,
 ) -> Path | None:
-    """All ranks call it. `tensors`: DTensors, or the same on each rank; `sums`: of what this rank
-    has of them; `common`: all else, of the first rank. `keep`, of the first rank: moves what is
-    there, another run's. Returns where; None: nothing was moved. Raises OSError, PeerLost.
+    """Writes a checkpoint to the directory `path`; all ranks call it. `tensors`: DTensors, or the
+    same on each rank, of any shape but a scalar's and a dtype of VALUE_BYTES; `sums`: of what this
+    rank has of them; `common`: all else, of the first rank. `keep`, of the first rank: moves what
+    is there, another run's. Returns where; None: nothing was moved. Raises OSError, StorageError,
+    PeerLost.
 
     A kill leaves no manifest, or the one that was there before with its files; an error leaves
     nothing else.

@@ -55,7 +55,8 @@ class ScalarLog(RunObserver):
         gates: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
         """`telemetry`: the file in which the launcher notes how its GPU does; None: nobody does.
-        `gates`: returns those of the model, on the device; None: it has none. All ranks ask."""
+        `gates`: returns those of the model, [layers, query heads] on the device; None: it has none.
+        All ranks ask."""
         self._max_steps, self._logging = max_steps, logging
         self._utilisation, self._channels = utilisation, channels
         self._writers, self._has_written = list(writers), False
