@@ -57,7 +57,7 @@ class Stored(NamedTuple):
         if _is_pickled(self.file):
             if (found := _unpickled(self.file).get(self.name)) is None:
                 raise ConfigError(
-                    f"model.init_from: {self.file}: it has no {self.name}, which its index names there"
+                    f"model.init_from: {self.file}: it has no {self.name}, which its index names"
                 )
             return found
         with _opened(self) as tensors:

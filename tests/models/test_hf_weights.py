@@ -204,7 +204,7 @@ def test_a_pickle_that_lacks_what_its_index_names_is_told(tmp_path: Path) -> Non
     index = {"weight_map": {"new": "a.bin"}}
     (directory / OLDER_INDEX).write_text(json.dumps(index))
     for read in (loaded, sample_of):
-        with pytest.raises(ConfigError, match="it has no new, which its index names there"):
+        with pytest.raises(ConfigError, match="it has no new, which its index names"):
             read(directory)
 
 
