@@ -371,8 +371,10 @@ class Judge:
             yield Fault("exit", f"{code}: a traceback: {run.output.splitlines()[-1]}")
 
     def _judge_earlier(self, when: str = "after the fault") -> Iterator[Fault]:
-        """Files of an earlier run that this one has not resumed."""
-        if self.drawn.prior in ("same", "other"):
+        """Files of an earlier run that this one has not resumed. A sharded one that was just being
+        set aside is set aside by the next run, which is judged, too."""
+        is_under_way = any(self.directory.glob(f"last.earlier*/{MANIFEST}.pending"))
+        if self.drawn.prior in ("same", "other") and not is_under_way:
             now = _contents(self.directory)
             for content, path in self.before.items():
                 if content not in now:
