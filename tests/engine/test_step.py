@@ -3,6 +3,7 @@ overflow in float16 is told from a fault."""
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,15 +11,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_check.engine.loss_scale import FIRST_SCALE, LossScale, loss_scale
+from model_check.engine.metrics import Meter
 from model_check.engine.optim import AdamW
-from model_check.engine.results import AsyncMetrics, StepData, StepResult
+from model_check.engine.results import AsyncMetrics, StepData
 from model_check.errors import NonFiniteError
 from model_check.events import Note
 from model_check.forensics.fingerprint import eager_fingerprint
 from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.checksums import Checksums, StateCheck
 from model_check.hooks.fingerprints import Fingerprints
-from model_check.hooks.hook import Hook
+from model_check.hooks.observe.scalars import ScalarLog
 from model_check.hooks.site_monitor import SiteMonitor
 from model_check.train import StepContext, accumulate, train_step
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
@@ -122,15 +124,6 @@ def test_no_operator_of_a_step_hands_a_number_to_the_host(
     assert WAITING.isdisjoint(calls.names)
 
 
-class GateLog(Hook):
-    def __init__(self, optimizer: AdamW) -> None:
-        self._optimizer = optimizer
-
-    def after_update(self, _data: StepData, result: StepResult) -> None:
-        if (gates := self._optimizer.gates()) is not None:
-            result.notes["gates"] = gates
-
-
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, says torch once
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -151,7 +144,8 @@ def test_no_step_on_a_gpu_waits_for_it(tiny_run: MakeRun, precision: str, attent
         model, optimizer, device, dtype, 1.0, watchers=watchers, update_watcher=fingerprints
     )
     checksums = Checksums(fingerprints, log, run.hook(StateCheck))
-    gates_of = GateLog(optimizer)
+    logging = state.settings.logging
+    gates_of = ScalarLog(4, logging, Mock(), Mock(), Meter(), gates=optimizer.gates)
     data, reader = micro_batches(2, device), AsyncMetrics(lag=1)
     try:
         for step in range(4):
