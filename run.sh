@@ -53,4 +53,15 @@ if ! python_was_chosen && ready; then
     exec "${become[@]}" "$venv/bin/python" -P -m launcher "$@"
 fi
 find_python
+if [[ ${1-} == --help || ${1-} == -h ]]; then
+    # Who asks what this is waits for no installation.
+    "$python" -P -m launcher.install.environment found -P -m launcher "$@" 2> /dev/null ||
+        printf '%s\n' 'usage: bash run.sh [OPTIONS] [section.key=value ...] [-- COMMAND ...]' '' \
+            'Run the same short LLaMA training on every GPU and compare the workers.' '' \
+            'bash run.sh            installs the environment first, once (.venv, or MODEL_CHECK_VENV)' \
+            'bash run.sh --debug    the same, smaller, with more to see' \
+            'bash run.sh doctor     the machine and its GPUs; with --quick it installs nothing' \
+            'All options are listed here once it is installed; README.md has the most used ones.'
+    exit
+fi
 exec "${become[@]}" "$python" -P -m launcher.install.environment "$purpose" -P -m launcher "$@"

@@ -274,10 +274,11 @@ def test_arguments_of_the_checks_are_for_the_tests_and_format_and_lint_come_firs
     assert (done.returncode, done.stdout) == (1, "ruff format --check .\n")
 
 
-def test_the_checks_explain_themselves_without_installing_anything(bare: Tree) -> None:
-    done = bare("--help", script="check.sh")
+@pytest.mark.parametrize("script", ["check.sh", "run.sh"])
+def test_scripts_explain_themselves_without_installing_anything(bare: Tree, script: str) -> None:
+    done = bare("--help", script=script)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: bash check.sh")
+    assert done.stdout.startswith(f"usage: bash {script}")
     assert not bare.venv.exists()
 
 
