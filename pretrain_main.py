@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
     from model_check.data.read.loader import BatchLoader
     from model_check.data.read.token_cache import TokenCache
-    from model_check.engine.distributed.world import World
+    from model_check.dist.world import World
     from model_check.engine.run_context import Claim, Prompts, RunContext, Splits
 
 EXIT_UNEXPECTED = 1
@@ -250,6 +250,7 @@ def task_of(argv: Sequence[str], process: Process) -> Task:
 
 def train(task: Task, process: Process) -> None:
     """Device, data, model, steps: what fails cheaply comes first."""
+    from model_check.dist.job import joined
     from model_check.engine.assembly import build_trainer  # from here on: torch
     from model_check.engine.device import (
         keep_freed_memory,
@@ -257,7 +258,6 @@ def train(task: Task, process: Process) -> None:
         pick_device,
         set_up_process,
     )
-    from model_check.engine.distributed.job import joined
     from model_check.engine.rng import seed_everything
     from model_check.engine.run_context import Claim
     from model_check.engine.saving.own_directory import Seeker, checkpoint_directory

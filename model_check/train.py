@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from model_check.data.read.loader import Batch
+from model_check.dist.world import ALONE, World, refuse_bad_peer
 from model_check.engine.busy import Busy
-from model_check.engine.distributed.world import ALONE, World, refuse_bad_peer
-from model_check.engine.optim import AdamW, UpdateWatcher, judge
 from model_check.engine.results import AsyncMetrics, OwnShare, StepData, StepMetrics, StepResult
 from model_check.hooks.hook import Hook
 from model_check.model import IGNORED, Llama
+from model_check.optim import AdamW, UpdateWatcher, judge
 
 
 class BatchSource(Protocol):

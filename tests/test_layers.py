@@ -109,40 +109,54 @@ ALLOWED = {
     "model_check.forensics.compare": FLOOR | {"model_check.forensics.manifest"},
     "model_check.forensics": FLOOR | rooms("model_check.forensics", "compare", "manifest"),
     # the format of the files: the export reads it, too
-    "model_check.engine.sharded": FLOOR
-    | {"model_check.engine.distributed", "model_check.forensics"},
+    "model_check.engine.sharded": FLOOR | {"model_check.dist", "model_check.forensics"},
     "model_check.engine.checkpoint": FLOOR
     | {"model_check.engine.sharded", "model_check.forensics"},
     "model_check.engine.busy": FLOOR,
     # the ranks of one job
-    "model_check.engine.distributed": FLOOR
+    "model_check.dist": FLOOR
     | {"model_check.engine.busy", *rooms("model_check", "forensics", "model")},
+    # AdamW, and float16's loss scale
+    "model_check.loss_scale": set(),
+    "model_check.optim": FLOOR | rooms("model_check", "dist", "forensics", "kernels", "loss_scale"),
     # what a step is to its hooks, and their interface
-    "model_check.engine.results": FLOOR | rooms(ENGINE, "busy", "distributed"),
+    "model_check.engine.results": FLOOR | {"model_check.dist", "model_check.engine.busy"},
     "model_check.hooks.hook": FLOOR | {"model_check.engine.results"},
     "model_check.engine": FLOOR
+    | {"model_check.loss_scale", "model_check.optim"}
     | {"model_check.data.read", "model_check.engine.checkpoint"}
-    | rooms(ENGINE, "busy", "distributed", "results", "sharded")
+    | rooms(ENGINE, "busy", "results", "sharded")
+    | {"model_check.dist"}
     | {"model_check.forensics.manifest"}
     | rooms("model_check", "forensics", "hf", "hooks.hook", "kernels", "model", "attention"),
     "model_check.engine.saving": FLOOR
+    | {"model_check.loss_scale"}
     | {ENGINE, "model_check.data.read", "model_check.engine.checkpoint"}
-    | rooms(ENGINE, "distributed", "sharded")
+    | rooms(ENGINE, "sharded")
+    | {"model_check.dist"}
     | rooms("model_check", "forensics", "hf", "init"),
     # the loop, what computes with it, its hooks
     "model_check.train": FLOOR
-    | {ENGINE, "model_check.data.read", *rooms(ENGINE, "busy", "distributed", "results")}
+    | {"model_check.optim"}
+    | {ENGINE, "model_check.data.read", "model_check.dist", *rooms(ENGINE, "busy", "results")}
     | rooms("model_check", "hooks.hook", "model"),
     "model_check.engine.compile": FLOOR
     | {ENGINE, "model_check.engine.results", *rooms("model_check", "kernels", "model", "train")},
     # hooks for any loop, then those that know ours
     "model_check.hooks": FLOOR
-    | {ENGINE, "model_check.engine.checkpoint", *rooms(ENGINE, "busy", "distributed", "results")}
+    | {"model_check.loss_scale", "model_check.optim"}
+    | {
+        ENGINE,
+        "model_check.engine.checkpoint",
+        "model_check.dist",
+        *rooms(ENGINE, "busy", "results"),
+    }
     | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook"),
     "model_check.hooks.evaluate": FLOOR
-    | {ENGINE, "model_check.data.read", "model_check.engine.distributed"}
+    | {ENGINE, "model_check.data.read", "model_check.dist"}
     | rooms("model_check", "hooks", "hooks.hook", "hooks.save", "model", "train"),
     "model_check.hooks.overflow": FLOOR
+    | {"model_check.loss_scale"}
     | {ENGINE, "model_check.engine.results"}
     | rooms("model_check", "forensics", "hooks", "train"),
     "model_check.hooks.sample": FLOOR | {ENGINE, *rooms("model_check", "hooks", "hooks.hook")},
@@ -150,6 +164,7 @@ ALLOWED = {
     | {ENGINE, *rooms(ENGINE, "checkpoint", "saving")}
     | rooms("model_check", "hooks", "hooks.hook"),
     "model_check.hooks.observe": FLOOR
+    | {"model_check.optim"}
     | {ENGINE, *rooms(ENGINE, "checkpoint", "results")}
     | rooms("model_check", "hooks", "hooks.hook"),
     "model_check.engine.training_run": FLOOR | {ENGINE, "model_check.train"},
@@ -158,6 +173,7 @@ ALLOWED = {
     | rooms("model_check", "forensics", "hooks", "hooks.evaluate", "hooks.hook", "hooks.sample")
     | rooms("model_check", "hooks.save", "train"),
     "model_check.engine.assembly": FLOOR
+    | {"model_check.loss_scale", "model_check.optim"}
     | {
         ENGINE,
         *rooms("model_check", "forensics", "hooks", "hooks.observe", "hooks.overflow", "init"),

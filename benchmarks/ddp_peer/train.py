@@ -20,7 +20,7 @@ from model_check.config.load import Request, load
 from model_check.config.shape import geometry
 from model_check.data.read.loader import BatchLoader
 from model_check.data.read.token_cache import TokenCache
-from model_check.engine.distributed.ddp import SummedLoss
+from model_check.dist.ddp import SummedLoss
 from model_check.init import build_model
 
 

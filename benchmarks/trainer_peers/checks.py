@@ -15,10 +15,10 @@ from torch.nn.utils import get_total_norm
 from workload import LEARNING_RATE, MAX_GRAD_NORM, Workload
 
 from model_check.engine.busy import moment
-from model_check.engine.optim import clip_divisor
 from model_check.engine.results import AsyncMetrics, StepData, StepMetrics
 from model_check.engine.training_run import TrainingRun
 from model_check.hooks.hook import RunObserver
+from model_check.optim import clip_divisor
 from model_check.train import accumulate, gather, train_step
 
 WARM_UP_PAIRS = 3

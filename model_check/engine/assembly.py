@@ -20,9 +20,7 @@ from model_check.engine.kernels import (
     device_of_state,
     refuse_different,
 )
-from model_check.engine.loss_scale import loss_scale
 from model_check.engine.memory import explained
-from model_check.engine.optim import AdamW
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.initial_weights import take_initial_weights
 from model_check.engine.saving.resume import resume
@@ -41,7 +39,9 @@ from model_check.hooks.observe.observers import run_observers
 from model_check.hooks.overflow import OverflowRepeat
 from model_check.hooks.site_monitor import SiteMonitor
 from model_check.init import build_model, build_sharded
+from model_check.loss_scale import loss_scale
 from model_check.model import Llama
+from model_check.optim import AdamW
 from model_check.products import adds_in_float32
 from model_check.train import BatchSource, StepContext, Trainer
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from model_check.dist.world import ALONE, World
 from model_check.engine.busy import Busy, GpuMoment, Moment, Waited, moment
-from model_check.engine.distributed.world import ALONE, World
 
 
 @dataclass(frozen=True)

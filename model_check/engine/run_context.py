@@ -11,7 +11,7 @@ import torch
 from model_check.config.drill import Drill
 from model_check.config.schema import TrainingSettings
 from model_check.data.read.loader import Batch
-from model_check.engine.distributed.world import ALONE, World
+from model_check.dist.world import ALONE, World
 from model_check.engine.metrics import Meter
 from model_check.engine.stop import StopSignal
 from model_check.events import EventSink, Note, Scalar

@@ -30,7 +30,6 @@ from model_check.config.schema import Settings, Threads
 from model_check.config.shape import Geometry
 from model_check.engine.busy import moment
 from model_check.engine.checkpoint import MOMENTS, SCHEMA, Weights, packed
-from model_check.engine.optim import AdamW
 from model_check.engine.rng import rng_states, set_rng_states
 from model_check.engine.run_context import RunContext
 from model_check.engine.sharded.parts import like
@@ -40,6 +39,7 @@ from model_check.forensics.fingerprint import fingerprint_for
 from model_check.forensics.shard import fill, is_shared
 from model_check.hooks.hook import RunObserver
 from model_check.model import Llama
+from model_check.optim import AdamW
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 

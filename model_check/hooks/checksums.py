@@ -7,8 +7,7 @@ from dataclasses import replace
 import msgspec
 from torch import Tensor, nn
 
-from model_check.engine.distributed.world import ALONE, World
-from model_check.engine.loss_scale import LossScale
+from model_check.dist.world import ALONE, World
 from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.rng import kept_rng
 from model_check.engine.run_context import RunContext
@@ -23,6 +22,7 @@ from model_check.hooks.hook import Hook, Loop
 from model_check.hooks.lockstep import SupervisorClient
 from model_check.hooks.nonfinite import NonFiniteHandler
 from model_check.hooks.recompute import bad_state
+from model_check.loss_scale import LossScale
 
 Compute = Callable[[StepData], Tensor]
 """Computes both passes of a step, whose gradients `.grad` holds afterwards; returns its loss."""

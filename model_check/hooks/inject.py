@@ -26,8 +26,8 @@ from model_check.config.drill import (
     Drill,
     check_name,
 )
+from model_check.dist.world import ALONE, World
 from model_check.engine.busy import Busy
-from model_check.engine.distributed.world import ALONE, World
 from model_check.engine.results import StepData, StepResult
 from model_check.engine.uncompiled import uncompiled
 from model_check.errors import ConfigError

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
+from model_check.dist.world import BAD_STEP, OwnState, of_bad_step
 from model_check.engine.checkpoint import write_checkpoint
-from model_check.engine.distributed.world import BAD_STEP, OwnState, of_bad_step
 from model_check.engine.results import StepData, StepMetrics, StepResult
 from model_check.engine.run_context import RunContext
 from model_check.errors import NonFiniteError, PeerLost

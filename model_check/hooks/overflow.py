@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from model_check.engine.loss_scale import LossScale
 from model_check.engine.results import StepMetrics
 from model_check.forensics.scan import bad_gradients
 from model_check.hooks.nonfinite import NonFiniteHandler
+from model_check.loss_scale import LossScale
 from model_check.train import StepContext, Trainer, accumulate
 
 

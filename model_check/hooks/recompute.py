@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
-from model_check.engine.distributed.world import World
-from model_check.engine.optim import total_norm
+from model_check.dist.world import World
 from model_check.engine.results import StepData, StepMetrics
 from model_check.engine.uncompiled import uncompiled
 from model_check.events import Origin
@@ -25,6 +24,7 @@ from model_check.forensics.origin import (
 )
 from model_check.forensics.scan import BadTensor, is_finite
 from model_check.hooks.site_monitor import NonFiniteSite
+from model_check.optim import total_norm
 
 Repeat = Callable[[StepData, Search], Tensor]
 """Computes both passes of a step again, which the search watches; returns the mean loss. `.grad`

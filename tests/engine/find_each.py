@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from model_check.config.schema import Settings
-from model_check.engine.distributed.job import joined
+from model_check.dist.job import joined
 from model_check.engine.run_context import Identity
 from model_check.engine.saving.resume import find
 from model_check.engine.state import TrainingState

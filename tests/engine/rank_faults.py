@@ -15,8 +15,8 @@ import torch
 from msgspec.structs import replace
 
 from model_check.config.drill import parse_drill
+from model_check.dist.job import joined
 from model_check.engine.assembly import build_trainer
-from model_check.engine.distributed.job import joined
 from model_check.engine.run_context import Channels, Identity
 from model_check.engine.saving.own_directory import Seeker, checkpoint_directory
 from model_check.engine.stop import EndedEarly

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from model_check.config.ranks import rank_timeout_s
+from model_check.dist.job import joined
+from model_check.dist.world import World
 from model_check.engine.assembly import build_trainer
-from model_check.engine.distributed.job import joined
-from model_check.engine.distributed.world import World
 from model_check.engine.run_context import Channels
 from model_check.events import Evaluation
 from model_check.forensics.shard import is_shared

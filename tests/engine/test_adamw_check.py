@@ -8,8 +8,8 @@ import torch
 
 from model_check import kernels
 from model_check.engine.kernels import choose_update
-from model_check.engine.optim import AdamW
 from model_check.kernels import plain_adamw_
+from model_check.optim import AdamW
 from tests.engine.test_optim import NO, TRAINING, YES, give_gradients, named, parameters, snapshot
 
 CPU, FUSED = torch.device("cpu"), torch._fused_adamw_

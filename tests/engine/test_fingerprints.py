@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_check import optim
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
-from model_check.engine import assembly, optim
+from model_check.engine import assembly
 from model_check.engine.results import StepMetrics
 from model_check.errors import BrokenStateError
 from model_check.events import Break, Evidence, Step, Vectors, encode

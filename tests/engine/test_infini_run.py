@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from model_check.config.schema import TrainingSettings
-from model_check.engine.optim import AdamW
 from model_check.errors import ConfigError
 from model_check.events import Metrics
 from model_check.export import export
 from model_check.hooks.observe.gates import gate_reach, scalars_of
+from model_check.optim import AdamW
 from model_check.train import train_step
 from tests.engine.conftest import Run, make_settings
 from tests.engine.test_step import micro_batches

@@ -3,8 +3,8 @@
 import torch
 
 from model_check.config.schema import TrainingSettings
-from model_check.engine.loss_scale import LARGEST_SCALE, LossScale, loss_scale
-from model_check.engine.optim import AdamW
+from model_check.loss_scale import LARGEST_SCALE, LossScale, loss_scale
+from model_check.optim import AdamW
 
 CPU = torch.device("cpu")
 YES, NO = torch.tensor(True), torch.tensor(False)

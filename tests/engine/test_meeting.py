@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from model_check.engine.distributed import meeting
-from model_check.engine.distributed.meeting import open_store, wait_for_all
+from model_check.dist import meeting
+from model_check.dist.meeting import open_store, wait_for_all
 from model_check.errors import ConfigError
 from model_check.utils.worker_env import RankEnv
 from tests.deadline import DEADLINE_S

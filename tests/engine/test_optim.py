@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from model_check import optim
 from model_check.config.schema import TrainingSettings
-from model_check.engine import optim
-from model_check.engine.optim import AdamW, clip_divisor
+from model_check.optim import AdamW, clip_divisor
 
 TRAINING = TrainingSettings(learning_rate=1e-2, weight_decay=0.3)
 NO, YES = torch.tensor(False), torch.tensor(True)

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 import torch
 
+from model_check.dist import peers
+from model_check.dist.peers import wait_until
+from model_check.dist.ranks import Ranks
 from model_check.engine.busy import GpuMoment
-from model_check.engine.distributed import peers
-from model_check.engine.distributed.peers import wait_until
-from model_check.engine.distributed.ranks import Ranks
 from model_check.engine.results import AsyncMetrics, StepData, StepResult
 from model_check.errors import PeerLost
 

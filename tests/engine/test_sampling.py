@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_check.engine.distributed.world import World
+from model_check.dist.world import World
 from model_check.engine.rng import rng_states
 from model_check.engine.run_context import Prompts
 from model_check.engine.stop import Terminated

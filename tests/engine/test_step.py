@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_check.engine.loss_scale import FIRST_SCALE, LossScale, loss_scale
 from model_check.engine.metrics import Meter
-from model_check.engine.optim import AdamW
 from model_check.engine.results import AsyncMetrics, StepData
 from model_check.errors import NonFiniteError
 from model_check.events import Note
@@ -22,6 +20,8 @@ from model_check.hooks.checksums import Checksums, StateCheck
 from model_check.hooks.fingerprints import Fingerprints
 from model_check.hooks.observe.scalars import ScalarLog
 from model_check.hooks.site_monitor import SiteMonitor
+from model_check.loss_scale import FIRST_SCALE, LossScale, loss_scale
+from model_check.optim import AdamW
 from model_check.train import StepContext, accumulate, train_step
 from tests.engine.conftest import VOCABULARY, FakeBatch, FakeSource, Run
 

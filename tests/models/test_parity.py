@@ -11,10 +11,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from model_check.attention import sdpa
 from model_check.config.schema import ModelSettings, RopeScaling, Settings, TrainingSettings
 from model_check.config.shape import geometry, hf_name
-from model_check.engine.optim import AdamW, clip_divisor
 from model_check.export import config_json
 from model_check.init import build_model, empty_model
 from model_check.model import Llama
+from model_check.optim import AdamW, clip_divisor
 
 Make = Callable[..., Settings]
 SCALING = RopeScaling(original_context_length=32)

@@ -17,10 +17,10 @@ from model_check.config.schema import Settings
 from model_check.config.shape import Geometry, geometry
 from model_check.data.read.manifest import LONGEST
 from model_check.engine.checkpoint import tokenizer_of
-from model_check.engine.loss_scale import STEPS_UNTIL_DOUBLED, is_value
 from model_check.engine.rng import put_back
 from model_check.engine.state import NO_STEPS, Counts, TrainingState, counts_of
 from model_check.errors import CheckpointError
+from model_check.loss_scale import STEPS_UNTIL_DOUBLED, is_value
 from model_check.utils.checkpoint_names import steps_of
 from model_check.utils.words import few, first_line, printable
 

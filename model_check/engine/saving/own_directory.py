@@ -18,7 +18,7 @@ from typing import NamedTuple
 from model_check.config.places import refuse_unwritable
 from model_check.config.resume import AUTO
 from model_check.config.schema import Settings, SystemSettings
-from model_check.engine.distributed.world import ALONE, World
+from model_check.dist.world import ALONE, World
 from model_check.engine.run_context import Claim
 from model_check.engine.saving.earlier import finish_moves
 from model_check.engine.saving.lineage import contents_of

@@ -16,8 +16,8 @@ from model_check.config.resume import (
     known_settings,
 )
 from model_check.config.schema import Settings
+from model_check.dist.world import World
 from model_check.engine.checkpoint import not_ours, read_checkpoint
-from model_check.engine.distributed.world import World
 from model_check.engine.run_context import RunContext
 from model_check.engine.saving.fit import has_since, other_counts, refuse_misfits
 from model_check.engine.saving.lineage import fit_of, header_in, header_of, state_sum

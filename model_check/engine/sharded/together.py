@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from model_check.engine.distributed.peers import heeding_peers
+from model_check.dist.peers import heeding_peers
 from model_check.errors import PeerLost
 from model_check.utils.words import first_line
 

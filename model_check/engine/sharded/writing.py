@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from model_check.engine.distributed.peers import heeding_peers
+from model_check.dist.peers import heeding_peers
 from model_check.engine.sharded.manifest import (
     SHARD,
     Chunk,

@@ -15,7 +15,6 @@ from model_check.config.resume import acting_settings
 from model_check.config.schema import Settings
 from model_check.config.shape import Geometry
 from model_check.engine.device import device_name
-from model_check.engine.optim import AdamW
 from model_check.engine.run_context import Identity, RunContext
 from model_check.hooks.checksum_log import ChecksumLog
 from model_check.hooks.hook import RunObserver
@@ -25,6 +24,7 @@ from model_check.hooks.observe.profiler import Profiler
 from model_check.hooks.observe.scalars import ScalarLog, Writer
 from model_check.hooks.observe.step_log import StepLog
 from model_check.hooks.observe.wandb import WandbRun
+from model_check.optim import AdamW
 from model_check.utils.worker_env import RUN_PREFIX, telemetry_path
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from model_check.engine.distributed.world import World
+from model_check.dist.world import World
 from model_check.engine.run_context import Claim
 from model_check.engine.saving import own_directory
 from model_check.engine.saving.own_directory import Seeker, checkpoint_directory

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 
 from model_check.config.schema import LaunchSettings
-from model_check.engine.distributed.ddp import Replicas
-from model_check.engine.distributed.ranks import Limit, Ranks
-from model_check.engine.distributed.world import ALONE, World
+from model_check.dist.ddp import Replicas
+from model_check.dist.ranks import Limit, Ranks
+from model_check.dist.world import ALONE, World
 from model_check.errors import PeerLost
 from model_check.utils.worker_env import RankEnv
 
@@ -29,7 +29,7 @@ def joined(
         return
     ranks: Ranks
     if launch.mode == "fsdp":
-        from model_check.engine.distributed.fsdp import Shards  # 2 s, for these jobs alone
+        from model_check.dist.fsdp import Shards  # 2 s, for these jobs alone
 
         ranks = Shards(env, device, limit, launch.fsdp)
     else:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from model_check.engine.distributed.peers import LOOK_S
+from model_check.dist.peers import LOOK_S
 from model_check.errors import ConfigError, PeerLost
 from model_check.utils.interfaces import interface_to
 from model_check.utils.worker_env import RankEnv

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from model_check.config.parameter import Group
 from model_check.config.schema import TrainingSettings
 from model_check.config.shape import parameter
-from model_check.engine.distributed.world import ALONE, World
-from model_check.engine.loss_scale import LossScale
+from model_check.dist.world import ALONE, World
 from model_check.forensics.optimizer import Part
 from model_check.forensics.shard import own_values
 from model_check.kernels import Update
+from model_check.loss_scale import LossScale
 
 BLOCK_VALUES = 1 << 18
 """Of an update on a CPU: its cache keeps them, with their moments and gradients, for who looks at

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from model_check.engine.distributed.peers import heeding_peers
-from model_check.engine.distributed.ranks import Ranks
+from model_check.dist.peers import heeding_peers
+from model_check.dist.ranks import Ranks
 from model_check.model import Llama
 
 

@@ -26,9 +26,9 @@ from torch.distributed.fsdp import (
 )
 
 from model_check.config.schema import FsdpSettings
-from model_check.engine.distributed.peers import heeding_peers
-from model_check.engine.distributed.ranks import Limit, Ranks
-from model_check.engine.distributed.world import refuse_bad_peer
+from model_check.dist.peers import heeding_peers
+from model_check.dist.ranks import Limit, Ranks
+from model_check.dist.world import refuse_bad_peer
 from model_check.forensics.origin import Hook
 from model_check.forensics.shard import first_of, is_shared, own_values
 from model_check.model import Llama

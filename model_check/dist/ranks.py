@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model_check.engine.busy import Waited
-from model_check.engine.distributed.failures import Failures
-from model_check.engine.distributed.meeting import open_store, use_way_to, wait_for_all
-from model_check.engine.distributed.peers import heeding_peers, wait_for, wait_until
-from model_check.engine.distributed.world import Offer, World
+from model_check.dist.failures import Failures
+from model_check.dist.meeting import open_store, use_way_to, wait_for_all
+from model_check.dist.peers import heeding_peers, wait_for, wait_until
+from model_check.dist.world import Offer, World
 from model_check.errors import PeerLost
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.worker_env import RankEnv
