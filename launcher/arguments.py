@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from launcher.compare.arms import BOTH, Arm, split_arms
 from launcher.levels import DEFAULT, LEVELS
 from launcher.verbs import RUN, VERBS, Verb, check_word, help_of
+from launcher.verdict.record import SEED
 from model_check.config.arguments import (
     Parser,
     add_resume_option,
@@ -171,6 +172,9 @@ def parser_of(verb: Verb) -> Parser:
     add("--arm", nargs="+", metavar="NAME key=value", help=arm)
     add(BOTH, action="store_true", help=of_run("arms full and infini (model.attention)"))
     add("--run-dir", metavar="DIR", type=Path, help=of_run("exactly this run directory"))
+    if verb.name == "check":
+        seed = "of the random numbers that COMMAND, or our training, begins with (system.seed)"
+        parser.setting(SEED, "--seed", metavar="N", help=seed)
     if verb.name == "doctor":
         quick = "NVML and the history of the GPUs alone, in 10 s at most"
         add("--quick", action="store_true", help=quick)

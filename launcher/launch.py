@@ -18,16 +18,17 @@ from launcher.doctor.machine import check_command
 from launcher.gpus.probe import Gpu, GpuProbe
 from launcher.gpus.sizes import fitted, memory_gib
 from launcher.history.gpu_history import GpuHistory, path_of
-from launcher.levels import notes_on_level
+from launcher.levels import MAX_STEPS, notes_on_level
 from launcher.nodes.absence import Absence
 from launcher.nodes.failures import silence_limit_s
 from launcher.nodes.interfaces import check_interfaces
 from launcher.nodes.job import check_job, nodes_of_job, note_on_nodes
-from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
+from launcher.plan import Check, LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import MOMENT_S, Limits
 from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
 from launcher.verdict.observer import NEVER
+from launcher.verdict.record import SEED
 from model_check.config.checkpoint_settings import checkpoints_at
 from model_check.config.load import Loaded, load, with_checkpoints
 from model_check.config.ranks import JOBS
@@ -67,15 +68,23 @@ class Launch(Struct, frozen=True):
 
     @property
     def specs(self) -> list[WorkerSpec]:
-        places = self.picked.places
+        places, context = self.picked.places, replace(self.context, held=self._held)
         if self.arguments.command:
-            return plan_command(places, self.arguments.command, self.context)
-        return plan_training(places, replace(self.context, held=self._held))
+            return plan_command(places, self.arguments.command, context, self.check)
+        return plan_training(places, context)
 
     @property
     def is_job(self) -> bool:
         """Whether the workers are the ranks of one."""
         return self.context.num_ranks is not None
+
+    @property
+    def check(self) -> Check | None:
+        """Of a command of a person's own; None: our trainer, or a command that is compared with
+        nothing."""
+        asked, arguments = self.loaded.asked_for, self.arguments
+        check = Check(seed=asked.get(SEED), max_steps=asked.get(MAX_STEPS))
+        return check if arguments.command and arguments.level else None
 
     @property
     def _held(self) -> frozenset[str]:
@@ -87,7 +96,8 @@ class Launch(Struct, frozen=True):
     def not_compared(self) -> str | None:
         """Why the bits of workers are not compared; None: they are."""
         if self.arguments.command:
-            return "a foreign command may train something else on every GPU"
+            what = "a foreign command may train something else on every GPU"
+            return what if self.check is None else None
         # Ranks sum their gradients: what follows is the same on all, whatever kernels do.
         if not (self.loaded.settings.system.deterministic or self.is_job):
             return "system.deterministic is false"
@@ -244,6 +254,11 @@ def _with_golden(launch: Launch, settings: Settings) -> Launch:
     from launcher.report.golden import read_golden  # a run without one does not wait for it
 
     name = str(settings.launch.golden)
+    if launch.check is not None:
+        raise ConfigError(
+            f"launch.golden = {name}: it holds the bits of our own training, and a command of "
+            "yours is compared between its workers alone; leave it out"
+        )
     if launch.not_compared is not None:
         why = f"it would be compared with nothing, since {launch.not_compared}"
         raise ConfigError(f"launch.golden = {name}: {why}; leave it out")

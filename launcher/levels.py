@@ -6,14 +6,16 @@ from contextlib import suppress
 from typing import Any
 
 from launcher.gpus.sizes import PRODUCTION
+from launcher.verdict.record import SEED, seeded
 from model_check.config.load import Loaded
 from model_check.config.schema import Settings
 from model_check.errors import UsageError
 
 _GPUS = {"system.device": "cuda"}
 """A node whose driver is gone must not pass for its CPU."""
+MAX_STEPS = "training.max_steps"
 LEVELS: dict[str, dict[str, Any]] = {
-    "quick": {**_GPUS, "training.max_steps": 20},
+    "quick": {**_GPUS, MAX_STEPS: 20},
     "full": _GPUS,
     "burnin": {**_GPUS, "launch.soak_s": 3600.0, "launch.on_suspect": "continue"},
 }
@@ -37,12 +39,23 @@ def notes_on_level(
     soak_s = settings.launch.soak_s
     again = f", again and again for {duration(soak_s)}" if soak_s else ""
     yield f"check {level}: {what} on all workers at once{again}"
+    if is_command:
+        yield from _notes_on_command(loaded)
     if not gpu_names:
         yield _ON_CPU
         return
     if not is_command:
         yield f"{'each round' if soak_s else 'it'} takes {_time(loaded, gpu_names)}"
     yield _NOT_TESTED
+
+
+def _notes_on_command(loaded: Loaded) -> Iterator[str]:
+    asked = loaded.asked_for
+    yield "what its torch optimizers do is compared bit for bit; the command itself is not changed"
+    if (steps := asked.get(MAX_STEPS)) is not None:
+        yield f"it ends after {steps} step{'s' * (steps != 1)}"
+    if (seed := asked.get(SEED)) is not None:
+        yield seeded(seed)
 
 
 def run_seconds(settings: Settings, gpu_name: str) -> float | None:
@@ -75,7 +88,7 @@ def _is_measured(loaded: Loaded, gpu_names: Collection[str]) -> bool:
     asked = {
         source
         for name, source in loaded.sources.items()
-        if name.startswith(acts) and name not in ("training.max_steps", *_GPUS)
+        if name.startswith(acts) and name not in (MAX_STEPS, *_GPUS)
     }
     return {*gpu_names} == {_MEASURED} and asked <= {"default", f"preset {PRODUCTION}"}
 

@@ -1,5 +1,6 @@
 """Which process runs what, where, with which environment. Pure: starts nothing, reads nothing."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,12 +173,48 @@ def plan_replay(
     ]
 
 
+class Check(Struct, frozen=True):
+    """How a command of a person's own is compared."""
+
+    seed: int | None = None
+    """With which its random numbers begin; None: it seeds them itself."""
+    max_steps: int | None = None
+    """After so many it ends; None: when it ends by itself."""
+
+
 def plan_command(
-    places: Sequence[Place], command: Sequence[str], context: LaunchContext
+    places: Sequence[Place],
+    command: Sequence[str],
+    context: LaunchContext,
+    check: Check | None = None,
 ) -> list[WorkerSpec]:
-    """A foreign command on every place: same pinning and logs, its own PYTHONPATH."""
-    argv = tuple(command)
-    return [_spec(p, argv, _command_env(p, len(places), context), context) for p in places]
+    """A foreign command on every place: same pinning and logs, its own PYTHONPATH. `check`: its
+    workers are compared; None: they are not."""
+    argv, specs = tuple(command), []
+    for place in places:
+        env = _command_env(place, len(places), context)
+        if check is not None:
+            env |= _instruments(check, env, is_held=place.name in context.held)
+        specs.append(_spec(place, argv, env, context))
+    return specs
+
+
+def _instruments(check: Check, env: Mapping[str, str], *, is_held: bool) -> dict[str, str]:
+    """What makes a Python that imports torch tell its steps, besides `env`."""
+    site = str(PROJECT / "model_check" / "instrument" / "site")
+    told = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [site, env.get("PYTHONPATH")])),
+        # The order of sets of strings, and with it that of parameters or files, may hang on it.
+        "PYTHONHASHSEED": env.get("PYTHONHASHSEED", "0"),
+        worker_env.INSTRUMENT: str(PROJECT),
+    }
+    if is_held:
+        told[worker_env.HELD] = "1"
+    if check.seed is not None:
+        told[worker_env.SEED] = str(check.seed)
+    if check.max_steps is not None:
+        told[worker_env.STOP_AFTER] = str(check.max_steps - 1)
+    return told
 
 
 def plan_prepare(context: LaunchContext) -> WorkerSpec:

@@ -64,6 +64,8 @@ def replay(
     """The answers, all of them within launch.replay_s. `record`, `watch`: of the run that is over.
     `after`: how it ended; a signal to us that came while it did ends the replays, too. Raises
     ModelCheckError: files of the run cannot be read, or no process can be started."""
+    if launch.arguments.command:
+        return Replayed(_not_again(questions, printer), _request(after))
     until = min(time.monotonic() + launch.loaded.settings.launch.replay_s, launch.limits.stop_at)
     replays, signum = [], _request(after)
     for question in questions:
@@ -72,6 +74,13 @@ def replay(
         printer.say(replays[-1].said)
         signum = signum or replayer.signum
     return Replayed(tuple(replays), signum)
+
+
+def _not_again(questions: Sequence[Question], printer: Printer) -> tuple[Replay, ...]:
+    said = "not computed again: a command of your own cannot be replayed yet"
+    printer.say(said)
+    suspects = dict.fromkeys(name for question in questions for name in question.suspects)
+    return (Replay(to_step=questions[0].to_step, suspects=tuple(suspects), said=said),)
 
 
 def _request(outcome: Outcome | None) -> int | None:

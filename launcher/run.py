@@ -32,11 +32,11 @@ from launcher.plan import WorkerSpec, plan_prepare
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.live import Watch
+from launcher.verdict.own_command import CheckedCommand
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities, in_short
-from model_check.config.load import Loaded, to_json
-from model_check.config.places import FALLBACK
+from model_check.config.load import to_json
 from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.config.resume import acting_settings
 from model_check.errors import EXIT_PASS, InternalError, ModelCheckError, StorageError
@@ -135,6 +135,7 @@ class Run:
             settings.dossier_gib * 2**30,
             goes_on=settings.on_suspect == "continue",
             golden=_golden_watch(launch),
+            command=self._record.checked,
         )
         self._part = Part(launch, printer)
         self.all_go_on = False
@@ -207,7 +208,7 @@ class Run:
             self._directory,
             tail,
             has_report=has_report,
-            checkpoints=self._checkpoint_lines(result.exit_code),
+            more=self._next_lines(result.exit_code),
         )
         if self._title and result.exit_code == EXIT_PASS:
             lines = iter([f"{self._title}: {result.verdict}: {result.summary}"])
@@ -327,14 +328,17 @@ class Run:
             return False
         return True
 
-    def _checkpoint_lines(self, exit_code: int) -> Iterator[str]:
-        """For a training that is done, or that a signal stopped."""
-        from launcher.report.closing import checkpoint_lines
+    def _next_lines(self, exit_code: int) -> Iterator[str]:
+        """What to do with what is done, or with what a signal stopped."""
+        from launcher.report.closing import checkpoint_lines, line_on_check
 
         launch, is_stopped = self._launch, self.end.is_by_signal
         is_over = is_stopped or exit_code == EXIT_PASS
-        if launch.arguments.command or not is_over:
+        if not is_over:
             return iter(())
+        if command := launch.arguments.command:
+            is_plain = exit_code == EXIT_PASS and launch.check is None
+            return iter([line_on_check(command, launch.loaded.device)] if is_plain else [])
         saved = {name: each.saved for name, each in self._watch.all_facts.items()}
         if launch.is_job:  # one rank writes for all
             saved = {"the job": [event for each in saved.values() for event in each]}
@@ -423,13 +427,6 @@ def _read_data(path: Path) -> dict[str, Any]:
     return data
 
 
-def _asked_for(loaded: Loaded) -> dict[str, Any]:
-    """The settings that neither the preset nor a default gave."""
-    given = ("default", FALLBACK, f"preset {loaded.preset}")
-    asked = {name: loaded.value(name) for name, s in loaded.sources.items() if s not in given}
-    return dict(msgspec.to_builtins(asked))
-
-
 def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
     """What is known before the start."""
     picked, settings = launch.picked, launch.loaded.settings
@@ -449,8 +446,9 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         device=launch.loaded.device,
         mode=settings.launch.mode,
         drill=settings.debug.drill,
-        asked_for=_asked_for(launch.loaded),
+        asked_for=dict(msgspec.to_builtins(launch.loaded.asked_for)),
         steps=None if launch.arguments.command else settings.training.max_steps,
+        checked=None if launch.check is None else CheckedCommand(launch.check.seed),
         workers=[place.name for place in picked.places],
         groups=launch.groups,
         not_compared=launch.not_compared,

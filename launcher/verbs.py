@@ -22,6 +22,7 @@ examples:
   bash run.sh --debug                           small, with tensor dumps
   bash run.sh --gpus 0,2 training.max_steps=100
   bash run.sh -- python my_script.py            your own command on every GPU
+  bash run.sh check -- python train.py          your own training, compared
   bash run.sh --run-both-models                 Infini-attention beside full
   bash run.sh --arm a --arm b training.learning_rate=1e-3
   bash run.sh --wheels wheels/                  a first start without network
@@ -30,7 +31,8 @@ examples:
 """
 _CHECK_HELP = """\
 Run the same short LLaMA training on every GPU, compare the workers, and say
-before it starts how long it takes and what it does not test.
+before it starts how long it takes and what it does not test. With -- COMMAND
+your own training with torch takes its place; not a line of it changes.
 
 {exit_codes}
 
@@ -43,11 +45,16 @@ What you give counts more than what the level says. A first run also makes the
 environment and prepares its text. No level tests memory, the bandwidth of PCIe
 and NVLink, or power: dcgmi diag -r 3 does.
 
+With -- COMMAND each step of its torch optimizers is compared: batch, weights,
+gradients, state of the optimizer. It must do the same each time: --seed N seeds
+its random numbers where it does not. It ends by itself, or behind --max-steps.
+With quick it ends after 20 steps.
+
 examples:
   bash run.sh check                             full
   bash run.sh check quick --gpus 0,1
   bash run.sh check burnin --soak 8h
-  bash run.sh check burnin -- python my_script.py
+  bash run.sh check --seed 1 --max-steps 200 -- python train.py
 """
 _DOCTOR_HELP = """\
 Say what of this machine is fine, what is not, and what to do. It changes

@@ -22,4 +22,8 @@ def __getattr__(name: str) -> Any:
             from model_check.library import load_model
 
             return load_model
+        case "watch":
+            from model_check.instrument.api import watch
+
+            return watch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

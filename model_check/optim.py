@@ -131,10 +131,10 @@ class AdamW:
         moments = {kind: of_all[number] for kind, of_all in self.moments.items()}
         return {"weights": self.weights[number], **moments}
 
-    @property
-    def scalars(self) -> dict[str, Tensor]:
-        """Returns what updates alone change beside the moments: live float32 scalars, by name."""
-        return {"num_steps": self.num_steps, "refusing": self.refusing}
+    def others(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Yields what updates alone change, beside the moments: live float32 scalars."""
+        yield "exp_avg", "num_steps", self.num_steps
+        yield "exp_avg", "refusing", self.refusing
 
     def zero_grad(self) -> None:
         for owner in self.parameters:

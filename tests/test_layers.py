@@ -152,6 +152,8 @@ ALLOWED = {
         *rooms(ENGINE, "busy", "results"),
     }
     | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook"),
+    # a person's own script: what its Python lacks is not in it
+    "model_check.instrument": rooms("model_check", "forensics", "hooks"),
     "model_check.hooks.evaluate": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.dist"}
     | rooms("model_check", "hooks", "hooks.hook", "hooks.save", "model", "train"),
@@ -220,6 +222,7 @@ SINGLE_PLACE = {
         "model_check/engine/",
         "model_check/forensics/",
         "model_check/generate/",
+        "model_check/instrument/generators.py",
     ),
     "jinja2": ("launcher/report/page/render.py",),
     "markupsafe": ("launcher/report/page/render.py",),

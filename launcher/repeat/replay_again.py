@@ -121,7 +121,7 @@ def _worker(names: argparse.Namespace) -> str | None:
 def _question(worker: str | None, record: RunRecord, watch: Watch) -> Question:
     """Raises UsageError where a replay would prove nothing."""
     if record.steps is None:
-        raise UsageError("replay: a command of your own ran there: its steps are not known")
+        raise UsageError("replay: a command of your own ran there, which cannot be replayed yet")
     if record.not_compared is not None:
         raise UsageError(f"replay: the bits of this run prove nothing: {record.not_compared}")
     if worker is not None and worker not in record.workers:

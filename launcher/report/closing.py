@@ -20,6 +20,7 @@ from model_check.config.ranks import JOBS
 from model_check.config.schema import Settings, TrainingSettings
 from model_check.events import Saved
 from model_check.utils.project_files import PROGRAM
+from model_check.utils.secrets import masked_argv
 
 _CLEAR = 0.2
 """Of its time one rank must wait less than the next, for the others to wait for it."""
@@ -32,11 +33,11 @@ def closing_lines(
     tail_lines: int,
     *,
     has_report: bool = True,
-    checkpoints: Iterable[str] = (),
+    more: Iterable[str] = (),
 ) -> Iterator[str]:
     """What follows the workers, unprefixed. `tail_lines` of each failed worker come first, the
-    culprit's after the others': a page of the terminal ends with the verdict. `checkpoints`: see
-    `checkpoint_lines`."""
+    culprit's after the others': a page of the terminal ends with the verdict. `more`: see
+    `checkpoint_lines` and `line_on_check`."""
     result = judgement.result
     if tail_lines and len(result.workers) > 1:  # the lines of a single worker stand right above
         yield from _last_words(judgement, tail_lines)
@@ -52,7 +53,7 @@ def closing_lines(
     yield from _warnings(result.workers)
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
-    yield from checkpoints
+    yield from more
     yield f"{'logs and report' if has_report else 'logs'}: {directory}"
     if result.golden is not None:
         yield from golden_lines(result.golden)
@@ -137,6 +138,13 @@ def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
         for warning in worker.warnings
     )
     yield from (f"warning: {who}: {text}" for who, text in _told(pairs, workers))
+
+
+def line_on_check(command: Sequence[str], device: str) -> str:
+    """For a command that ended well and was compared with nothing."""
+    on_cpu = "--device cpu " if device == "cpu" else ""
+    again = f"{PROGRAM} check {on_cpu}-- {shlex.join(masked_argv(command))}"
+    return f"a training with torch can be compared bit for bit: {again}"
 
 
 def checkpoint_lines(

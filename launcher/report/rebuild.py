@@ -299,7 +299,7 @@ def watched_again(record: RunRecord, directory: Path, golden: GoldenWatch | None
     """The run as it was watched. Raises UsageError."""
     goes_on = record.on_suspect == "continue"
     # Nobody is there to obey.
-    watch = Watch(record.groups, max_lead=1, goes_on=goes_on, golden=golden)
+    watch = Watch(record.groups, max_lead=1, goes_on=goes_on, golden=golden, command=record.checked)
     told = (_told_by(name, directory) for name in record.groups)
     for _, name, event in heapq.merge(*told, key=itemgetter(0)):
         watch.on_event(name, event)

@@ -13,6 +13,7 @@ from launcher.verdict.rounds import Bits, RoundsResult, WorkerRounds, together
 from launcher.verdict.summary import called, names_by_text
 from model_check.errors import EXIT_PASS
 from model_check.events import Step, decode
+from model_check.utils.fingerprint import is_compared
 from model_check.utils.words import few
 
 _MAX_TOLD = 10
@@ -78,5 +79,5 @@ def _steps(path: Path) -> Iterator[tuple[int, int]]:
     """(step, digest of its bits). Raises UsageError."""
     for event in lines_of(path, decode):
         if isinstance(event, Step):
-            fp = tuple(sorted(event.fp.items()))
+            fp = tuple(sorted(each for each in event.fp.items() if is_compared(each[0])))
             yield event.step, hash((event.loss, event.grad_norm, event.taken, fp))

@@ -5,7 +5,7 @@ Workers are compared inside groups: two GPUs of different models may rightly rou
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from launcher.verdict.alone import Standing, who_is_alone
 from launcher.verdict.disagreement import EQUAL, REPEATED, VARIED, Disagreement, Dispute, Mismatch
 from launcher.verdict.trials import compare_trials, has_failed_one, outcomes
 from model_check.events import Evaluation, Phase, Scalar, Step
-from model_check.utils.fingerprint import QUANTITIES
+from model_check.utils.fingerprint import in_order
 
 NEVER = float("inf")
 PATIENCE_S = 60.0
@@ -160,6 +160,13 @@ class Agreement:
             self._agree(group, place, names)
         return difference
 
+    def steps_at(self, found: Disagreement) -> dict[str, Step]:
+        """What the workers that differ told of that step."""
+        at = (found.step, 1, "")
+        told = [each for (_, place), each in self._waiting.items() if place == at]
+        steps = {name: event for each in told for name, event in each.items()}
+        return {n: s for n, s in steps.items() if n in found.bits and isinstance(s, Step)}
+
     @property
     def due(self) -> float:
         """When to call `overdue`, monotonic seconds."""
@@ -273,10 +280,16 @@ def _comparisons(reported: Mapping[str, Event]) -> list[tuple[str, list[str]]]:
     takers: dict[str, list[str]] = {}
     for name, each in reported.items():
         takers.setdefault(each.taken if isinstance(each, Step) else "", []).append(name)
-    found = [(q, who) for q in QUANTITIES for who in ([names] if q in _OF_ALL else takers.values())]
+    quantities = in_order(_told(reported))
+    found = [(q, who) for q in quantities for who in ([names] if q in _OF_ALL else takers.values())]
     found.append((REPEATED, names))
     told = [(q, [name for name in who if _bits(reported[name], q)]) for q, who in found]
     return [(q, who) for q, who in told if len(who) > 1]
+
+
+def _told(reported: Mapping[str, Told]) -> Iterator[str]:
+    """The quantities that have fingerprints."""
+    return (q for each in reported.values() if isinstance(each, Step) for q in each.fp)
 
 
 def _lacking(reported: Mapping[str, Told]) -> dict[str, list[str]]:
@@ -285,7 +298,11 @@ def _lacking(reported: Mapping[str, Told]) -> dict[str, list[str]]:
     if all(one.keys() == other.keys() for one, other in pairwise(told.values())):
         return {}
     found = {
-        name: [q for q in QUANTITIES if q not in fp and any(q in other for other in told.values())]
+        name: [
+            q
+            for q in in_order(_told(reported))
+            if q not in fp and any(q in o for o in told.values())
+        ]
         for name, fp in told.items()
     }
     return {name: quantities for name, quantities in found.items() if quantities}

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 from launcher.verdict.alone import minority
 from launcher.verdict.severity import Repeat
 from model_check.events import Natural, Scalar, Vectors
-from model_check.utils.fingerprint import describe_flip, flipped, label
+from model_check.utils.fingerprint import BEFORE, describe_flip, flipped, label
 from model_check.utils.trials import PASSED, TRIAL_OF
 from model_check.utils.words import listed
 
 REPEATED, EQUAL, VARIED = "repeated", "equal", "other bits"
 """The quantity of a first step that was computed twice, and what its two passes were."""
 _NAMES = {
+    "inputs": "inputs of its model",
     REPEATED: "passes of the first step, computed twice",
     "before.weights": "weights before the update",
     "before.exp_avg": "first moments before the update",
@@ -31,7 +32,9 @@ _NAMES = {
 
 def quantity_name(quantity: str) -> str:
     """In words."""
-    return _NAMES.get(quantity, quantity)
+    if quantity in _NAMES or not quantity.startswith(BEFORE):
+        return _NAMES.get(quantity, quantity)
+    return f"{quantity.removeprefix(BEFORE)} before the update"
 
 
 class Tensor(Struct, frozen=True):
@@ -151,8 +154,16 @@ class Mismatch(Struct, frozen=True):
 
     key: str
     values: Mapping[str, Scalar]
+    said: str = ""
+    """In words, where a command itself makes its workers differ."""
+
+    @property
+    def is_of_command(self) -> bool:
+        return bool(self.said)
 
     def __str__(self) -> str:
+        if self.said:
+            return self.said
         values = ", ".join(f"{worker} {value}" for worker, value in self.values.items())
         return f"not comparable: the workers differ in {self.key}: {values}"
 

@@ -209,6 +209,8 @@ def _not_repeated(case: Case, worker: WorkerEnd) -> Finding | None:
     """The passes of its first step gave other bits when they were computed twice."""
     if case.all_facts[worker.name].repeated is not False:
         return None
+    if case.record.checked is not None:
+        return Finding(Kind.COMMAND_VARIES)
     if _kernels_vary(case, worker):
         return Finding(Kind.UNREPEATABLE)
     return None if worker.name in case.suspects else Finding(Kind.NOT_REPEATED)
@@ -227,7 +229,8 @@ def _mismatch(case: Case, worker: WorkerEnd) -> Finding | None:
     mismatch = case.end.mismatch
     if mismatch is None or worker.name not in mismatch.values:
         return None
-    return Finding(Kind.NOT_COMPARABLE, {"mismatch": mismatch})
+    kind = Kind.STARTS_DIFFER if mismatch.is_of_command else Kind.NOT_COMPARABLE
+    return Finding(kind, {"mismatch": mismatch})
 
 
 def _ended_badly(case: Case, worker: WorkerEnd) -> Finding | None:
@@ -319,7 +322,21 @@ def _unfinished(case: Case, worker: WorkerEnd) -> Finding | None:
         return Finding(Kind.ENDED_EARLY, {"why": done.early})
     if to_do not in (None, facts.num_steps):
         return Finding(Kind.TOO_FEW_STEPS, {"done": facts.num_steps, "to_do": to_do})
-    return None
+    return None if case.record.checked is None else _unwatched(case, worker)
+
+
+def _unwatched(case: Case, worker: WorkerEnd) -> Finding | None:
+    """A checked command ended well: was it seen to its end? It says so itself."""
+    facts = case.all_facts[worker.name]
+    equals = [f for n, f in case.all_facts.items() if is_equal(case, worker.name, n)]
+    to_do = max(each.num_steps for each in equals)
+    why = f": {facts.notes[-1]}" if facts.notes else ""
+    if not facts.num_steps:
+        return Finding(Kind.NOT_WATCHED, {"why": why})
+    if facts.done is not None and facts.num_steps == to_do:
+        return None
+    why = why or (f": its equals did {to_do}" if facts.num_steps < to_do else "")
+    return Finding(Kind.NOT_WATCHED_TO_END, {"done": facts.num_steps, "why": why})
 
 
 def _by_deadline(case: Case, worker: WorkerEnd) -> Finding:
@@ -328,7 +345,7 @@ def _by_deadline(case: Case, worker: WorkerEnd) -> Finding:
     if done >= ENOUGH_STEPS:
         return _passed(case, worker)
     what = f"{done} steps compared, {ENOUGH_STEPS} are enough"
-    if case.record.steps is None:
+    if case.record.steps is None and case.record.checked is None:
         what = "had not ended when the time was up"
     return Finding(Kind.TOO_SOON, {"what": what})
 

@@ -121,8 +121,8 @@ class FleetInput(Struct, frozen=True, kw_only=True):
 
     def why_not(self, worker: WorkerResult) -> str | None:
         """Why its bits can be compared with nobody's; None: they can."""
-        if self.record is not None and self.record.not_compared is not None:
-            return self.record.not_compared
+        if self.record is not None and self.record.stands_alone is not None:
+            return self.record.stands_alone
         if worker.verdict is Verdict.INVALID:
             return worker.cause or "its run calls it INVALID"
         # Ranks are compared with each other all the same: they have the same sums.

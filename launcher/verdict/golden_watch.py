@@ -93,7 +93,7 @@ class GoldenWatch:
             steps=facts.num_steps,
             equal_steps=track.num_equal,
             others=self._by_setting(differing),
-            why_not=record.not_compared or self._why_not(track, facts),
+            why_not=record.stands_alone or self._why_not(track, facts),
             speed=self._speed(track) if {o.name for o in differing}.isdisjoint(OF_SPEED) else None,
         )
         if not standing.is_comparable or track.difference is None:

@@ -150,9 +150,8 @@ def _decided(case: Case, findings: Findings) -> tuple[Verdict, int]:
 def _of_software(case: Case, findings: Findings) -> list[Finding]:
     """Nothing can be compared, or no device is the reason of what differs."""
     invalid = {n: f for n, f in findings.items() if f.rule.verdict is Verdict.INVALID}
-    alike = [
-        f for f in invalid.values() if f.kind in (Kind.STATE_CHANGED_ALIKE, Kind.UNLIKE_GOLDEN)
-    ]
+    kinds = (Kind.STATE_CHANGED_ALIKE, Kind.UNLIKE_GOLDEN, Kind.STARTS_DIFFER)
+    alike = [f for f in invalid.values() if f.kind in kinds]
     varies = any(each.is_software for each in case.end.replays) and {*invalid} >= {*case.suspects}
     return list(invalid.values()) if varies or case.end.exit_code == EXIT_USAGE else alike
 

@@ -7,9 +7,10 @@ from launcher.verdict.agreement import Agreement
 from launcher.verdict.alone import Standing, who_is_alone
 from launcher.verdict.curves import Curves
 from launcher.verdict.disagreement import EQUAL, VARIED, Disagreement, Mismatch, explain
-from launcher.verdict.facts import UNREPEATABLE, WorkerFacts
+from launcher.verdict.facts import COMMAND_VARIES, UNREPEATABLE, WorkerFacts
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.observer import Dismissal, Observer
+from launcher.verdict.own_command import CheckedCommand, why_unrepeatable
 from launcher.verdict.pace import Pace
 from launcher.verdict.record import Stop
 from launcher.verdict.settling import Settling
@@ -21,6 +22,7 @@ from model_check.events import (
     Dump,
     Evaluation,
     Event,
+    Finished,
     Go,
     Kept,
     Phase,
@@ -42,11 +44,13 @@ class Watch(Observer):
         *,
         goes_on: bool = False,
         golden: GoldenWatch | None = None,
+        command: CheckedCommand | None = None,
     ) -> None:
         """`groups`: worker -> the group whose members must agree bit for bit. `max_lead`: how many
         steps a worker may be ahead of the slowest of its group. `dossier_bytes`: how much each may
         keep as evidence; None: nobody keeps any. `goes_on`: the others go on when one is named.
-        `golden`: hears each step, too."""
+        `golden`: hears each step, too. `command`: what the workers run; None: our trainer, or
+        nothing is compared."""
         self.all_facts = {name: WorkerFacts() for name in groups}
         self.curves = {name: Curves() for name in groups}
         self.mismatch: Mismatch | None = None
@@ -71,6 +75,7 @@ class Watch(Observer):
         self._varying: list[str] = []
         """Those whose first step gave other bits when it was computed twice."""
         self._goes_on = goes_on
+        self._command = command
         self._dismissed: dict[str, Dismissal] = {}
         self._news: list[str] = []
         self._later: list[tuple[str, Step | Evaluation | Phase]] = []
@@ -143,8 +148,7 @@ class Watch(Observer):
         if pace is not None and worker in pace.here:
             self._died.add(worker)
         self._is_done(worker)
-        if self._settling is None and (found := self.agreement.leave(worker)) is not None:
-            self._settle(found)
+        self._leave(worker)
         if pace is not None:
             pace.leave(worker)
             self._guide(pace)
@@ -175,6 +179,11 @@ class Watch(Observer):
             self._settle(found)
 
     @property
+    def _is_unrepeatable(self) -> bool:
+        """Whether the command itself makes its workers differ."""
+        return self.mismatch is not None and self.mismatch.is_of_command
+
+    @property
     def _settlings(self) -> list[Settling]:
         return [*self._aside, *filter(None, [self._settling])]
 
@@ -186,6 +195,10 @@ class Watch(Observer):
                 return Stop(str(self.mismatch), EXIT_USAGE) if self.mismatch else None
             case Step(repeated=False):
                 self._varying.append(worker)
+                if self._command is not None:  # its own operations are likelier than a GPU
+                    return Stop(f"{worker}: {COMMAND_VARIES}", EXIT_USAGE)
+            case Finished() if self._command is not None:  # others may do more steps
+                self._leave(worker)
         return self._judge_kernels()
 
     def _judge_kernels(self) -> Stop | None:
@@ -200,7 +213,14 @@ class Watch(Observer):
                 return Stop(f"{names}: {UNREPEATABLE}", EXIT_USAGE, answer.workers)
         return None
 
+    def _leave(self, worker: str) -> None:
+        """Nobody waits for its reports any more."""
+        if self._settling is None and (found := self.agreement.leave(worker)) is not None:
+            self._settle(found)
+
     def _compare(self, worker: str, event: Step | Evaluation | Phase) -> None:
+        if self._is_unrepeatable:
+            return
         if self._settling is None:
             if (found := self.agreement.record(worker, event)) is not None:
                 self._settle(found)
@@ -213,6 +233,11 @@ class Watch(Observer):
             self._compare(worker, event)
 
     def _settle(self, found: Disagreement) -> None:
+        if self._command is not None:
+            told = self.agreement.steps_at(found)
+            if (why := why_unrepeatable(found, told, self._command.seed)) is not None:
+                self.mismatch = Mismatch("", found.bits, said=why)
+                return
         pace = self._paces[next(iter(found.bits))]
         self._settling = self._settling_of(pace)
         if found.is_of_trial:
@@ -272,6 +297,8 @@ class Watch(Observer):
             settling.done(worker, of_step)
 
     def _advance(self, now: float | None = None) -> Stop | None:
+        if self._is_unrepeatable:
+            return Stop(str(self.mismatch), EXIT_USAGE)
         for aside in self._aside:
             if aside.advance(now) is not None:
                 self._let_suspects_go(aside)

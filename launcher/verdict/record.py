@@ -16,6 +16,7 @@ from launcher.verdict.facts import WorkerFacts, changed_alike
 from launcher.verdict.golden import GoldenResult
 from launcher.verdict.health import Health
 from launcher.verdict.nodes import Elsewhere, JobPart
+from launcher.verdict.own_command import CheckedCommand
 from launcher.verdict.past import EarlierFaults
 from launcher.verdict.results import Seconds, WorkerName
 from launcher.verdict.severity import Symptom
@@ -24,10 +25,17 @@ from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNNAMED
 from model_check.events import ExitCode, MonotonicNs
 
+SEED = "system.seed"
+"""Of a checked command, too: what its random numbers begin with, where it is given."""
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
 _ERROR = "error: "
 """How our programs begin the line that says why they end."""
 NO_HOST_MEMORY = "killed for want of host memory: SIGKILL (9)"
+
+
+def seeded(seed: int) -> str:
+    """For people: a command that seeds them itself, later, has its own way."""
+    return f"random numbers seeded by --seed {seed}"
 
 
 class WorkerEnd(Struct, frozen=True, kw_only=True):
@@ -148,6 +156,9 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field
     """The settings that neither the preset nor a default gave."""
     steps: int | None
     """The step at which training ends; None: a foreign command."""
+    checked: CheckedCommand | None = None
+    """A command of a person's own, whose steps are compared; None: our trainer, or a command that
+    is compared with nothing."""
     workers: list[WorkerName]
     groups: dict[str, str]
     """Worker -> the group whose members must agree bit for bit."""
@@ -174,6 +185,12 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field
     is made again, maybe elsewhere, says the same."""
     golden: GoldenResult | None = None
     """How its workers stand to a golden file; None: no file was asked for."""
+
+    @property
+    def stands_alone(self) -> str | None:
+        """Why its bits are compared with no other run and no golden file; None: they may be."""
+        within = "a command of your own is compared within its run alone"
+        return self.not_compared or (within if self.checked is not None else None)
 
     def called(self, worker: str) -> str:
         """Of several nodes, each may have a GPU3."""

@@ -7,6 +7,7 @@ gives the run, its class and severity, what is said of it and what to do. Values
 from enum import Enum, unique
 from typing import NamedTuple
 
+from launcher.verdict.facts import COMMAND_VARIES
 from launcher.verdict.results import Verdict
 from launcher.verdict.severity import CauseClass, Severity
 from model_check.errors import (
@@ -51,6 +52,21 @@ _TRY_AGAIN = (
 _LOOK_AT_SOFTWARE = (
     "No GPU is to blame: the same went wrong in more than one. Look at the settings, the data and "
     "the software."
+)
+_MAKE_REPEATABLE = "No GPU is to blame: change what the message names, then run again."
+_MAKE_DETERMINISTIC = (
+    "Make the command repeatable: torch.use_deterministic_algorithms(True) in it, and "
+    "CUBLAS_WORKSPACE_CONFIG=:4096:8 before it. If {who} alone varies again and again, suspect it."
+)
+COMMAND_AGAIN = (
+    "Run the same again, with three workers of one kind or more: a command cannot be replayed yet. "
+    "If one worker differs from the others twice, take it out of service; if another one does, an "
+    "operation of the command varies."
+)
+"""In place of REPLAY, for a command of a person's own."""
+_WATCH_LONGER = (
+    "A command is compared where it steps an optimizer of torch, in a Python that runs without -I, "
+    "-E and -S. The notes of {who} in the report may tell more."
 )
 _CHANGE_SETTING = "No GPU is to blame: change the setting that the message names."
 _LOOK_AT_HOST = "No GPU is to blame. Look at this host's limits: {program} doctor"
@@ -125,6 +141,12 @@ class Kind(Enum):
         f"{_VARIED}: its kernels vary, so no difference would prove anything",
         _LOOK_AT_SOFTWARE,
     )
+    STARTS_DIFFER = Rule(Verdict.INVALID, EXIT_USAGE, _USER, "{mismatch}", _MAKE_REPEATABLE)
+    """A command of a person's own gave its workers other weights, batches or random numbers."""
+    COMMAND_VARIES = Rule(
+        Verdict.INVALID, EXIT_USAGE, _SOFTWARE, COMMAND_VARIES, _MAKE_DETERMINISTIC
+    )
+    """The same as `unrepeatable`, of a command."""
     GPU_FAULT = Rule(Verdict.FAIL, EXIT_HEALTH, _HARDWARE, "{symptoms}", "{symptoms}")
     """What NVML or the kernel log tells; severity and advice are the symptom's."""
     NON_FINITE = Rule(Verdict.FAIL, EXIT_NON_FINITE, _HARDWARE, _BORN, _REPLACE)
@@ -226,6 +248,22 @@ class Kind(Enum):
         "{what}",
         _MORE_TIME,
     )
+    NOT_WATCHED = Rule(
+        Verdict.INCONCLUSIVE,
+        EXIT_UNPROVEN,
+        _UNPROVEN,
+        "showed no step of a torch optimizer{why}",
+        _WATCH_LONGER,
+    )
+    """A checked command; it ended with exit code 0."""
+    NOT_WATCHED_TO_END = Rule(
+        Verdict.INCONCLUSIVE,
+        EXIT_UNPROVEN,
+        _UNPROVEN,
+        "was watched for {done} steps only{why}",
+        _WATCH_LONGER,
+    )
+    """A checked command: it went on unwatched, or its equals did more steps."""
     NO_GOLDEN = Rule(
         Verdict.INCONCLUSIVE,
         EXIT_UNPROVEN,

@@ -13,6 +13,7 @@ _RULE_OF_THREE = 3
 Lippman-Hand: If nothing goes wrong, is everything all right? JAMA 1983)."""
 _STATE = "gradients, weights and moments"
 _STATE_AND_FLOW = "gradients, weights, moments and what flows between blocks"
+_STATE_OF_COMMAND = "gradients, weights and the optimizer's state"
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -62,14 +63,20 @@ def fingerprints_of(all_facts: Iterable[WorkerFacts]) -> str:
 
 
 def what_was_equal(
-    all_facts: Sequence[WorkerFacts], whose: str, count: str, *, is_job: bool = False
+    all_facts: Sequence[WorkerFacts],
+    whose: str,
+    count: str,
+    *,
+    is_job: bool = False,
+    is_ours: bool = True,
 ) -> str:
     """Of several workers without a difference. `count`: `9 of 9 steps`. `is_job`: they are ranks,
-    which read different batches."""
+    which read different batches. `is_ours`: they are no command of a person's own, whose model need
+    have no blocks, and whose optimizer no moments."""
     if any(facts.shard for facts in all_facts):
         return _what_shards_showed(all_facts, f"{whose} equal bit for bit in {count}")
     how, equal = fingerprints_of(all_facts), f"{whose} equal bit for bit in {count}"
-    state = _STATE if is_job else _STATE_AND_FLOW
+    state = _STATE if is_job else _STATE_AND_FLOW if is_ours else _STATE_OF_COMMAND
     if how == "full":
         return f"loss, {state}{equal}"
     if how == "off":
@@ -92,16 +99,23 @@ def _what_shards_showed(all_facts: Sequence[WorkerFacts], equal: str) -> str:
 
 
 def what_one_showed(
-    facts: WorkerFacts, golden: GoldenResult | None, *, is_part: bool = False
+    facts: WorkerFacts,
+    golden: GoldenResult | None,
+    *,
+    is_part: bool = False,
+    is_ours: bool = True,
 ) -> str:
-    """Of a worker that has no other to be compared with. `is_part`: other nodes have some."""
+    """Of a worker that has no other to be compared with. `is_part`: other nodes have some.
+    `is_ours`: no command of a person's own, which may change its weights itself."""
     parts = ["one worker here" if is_part else "one worker, so nothing to compare it with"]
     how = fingerprints_of([facts])
     if golden is not None and golden.equal:
         (of_one,) = golden.workers
         count = f"{of_one.equal_steps} of {of_one.steps} steps of {golden.label}"
         parts = [what_was_equal([facts], "", count)]
-    if how != "off":
+    if how != "off" and not is_ours:
+        parts.append("no bit of its weights or of its optimizer's state flipped between updates")
+    elif how != "off":
         whose = "its weights and moments" if how == "full" else "what was watched of its state"
         parts.append(f"{whose} stayed as each update left {'them' if how == 'full' else 'it'}")
     if facts.repeated:

@@ -13,15 +13,13 @@ from launcher.verdict.record import Stop
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_UNNAMED
 from model_check.events import AskVectors, Break, Command, Dump, Vectors
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
-from model_check.utils.fingerprint import BEFORE, QUANTITIES
+from model_check.utils.fingerprint import BEFORE, in_order
 
 GO_S = 10.0
 """No worker stays longer after the last of its group has finished."""
 _MAX_GUILTY = 64
-_KEPT_AS = {"weights": "weights", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"} | dict.fromkeys(
-    ("gradients", "grad_norms"), "gradients"
-)
-"""Quantity -> what a dossier calls its tensors."""
+_FLOWS = ("audit", "inputs", "forward", "backward")
+"""Quantities of which a dossier keeps no tensors."""
 
 
 class _Stage(Enum):
@@ -237,10 +235,10 @@ def _guilty(vectors: Mapping[str, Vectors], suspects: Iterable[str]) -> Iterator
     other = next((vectors[name] for name in vectors if name not in suspects), None)
     told += [other] if other is not None else []
     names: dict[str, None] = {}
-    for quantity in QUANTITIES:
-        kept_as = _KEPT_AS.get(quantity.removeprefix(BEFORE))
+    for quantity in in_order(q for each in told for q in each.fp):
+        kept_as = "gradients" if quantity == "grad_norms" else quantity.removeprefix(BEFORE)
         tensors = [each.fp.get(quantity, {}) for each in told]
-        if kept_as is None or len(tensors) < 2:
+        if kept_as in _FLOWS or len(tensors) < 2:
             continue
         for tensor in tensors[0]:
             if len({fp.get(tensor) for fp in tensors}) > 1:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from launcher.verdict.disagreement import quantity_name
 from launcher.verdict.findings import born
 from launcher.verdict.golden import GoldenResult
-from launcher.verdict.record import Case
+from launcher.verdict.record import Case, seeded
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
@@ -26,7 +26,9 @@ class Summary(NamedTuple):
 
 def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Summary:
     if verdict is Verdict.PASS:
-        until = f"; {_DEADLINE} all {case.record.steps:,} steps" if case.end.is_deadline else ""
+        last = "its end" if case.record.steps is None else f"all {case.record.steps:,} steps"
+        until = f"; {_DEADLINE} {last}" if case.end.is_deadline else ""
+        until += _seeded(case)
         passed = f"{_where(case)}{_what_passed(case, results)}{_among_nodes(case)}"
         return Summary(f"{passed}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
@@ -39,7 +41,13 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
         parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")
-    return Summary("; ".join(filter(None, parts)), explained)
+    return Summary("; ".join(filter(None, parts)) + _seeded(case), explained)
+
+
+def _seeded(case: Case) -> str:
+    """For the end of the sentence about a command."""
+    command = case.record.checked
+    return f"; {seeded(command.seed)}" if command and command.seed is not None else ""
 
 
 def _where(case: Case) -> str:
@@ -217,7 +225,7 @@ def _besides(case: Case) -> Iterator[str]:
     yield from (f"besides, {found}" for found in end.disagreements)
     in_steps = [found for found in end.disagreements if " " not in found.quantity]
     is_comparable = case.record.not_compared is None and end.exit_code != EXIT_USAGE
-    is_comparable &= not case.is_job
+    is_comparable &= not case.is_job and case.record.checked is None
     if (case.broken or in_steps) and is_comparable and not end.replays:
         yield "not replayed, since something else ended the run: `run.sh replay RUN_DIR` does that"
 
@@ -267,7 +275,8 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     if len(names) == 1:
         golden = case.record.golden
         is_part = case.record.part is not None
-        return what_one_showed(case.all_facts[names[0]], golden, is_part=is_part)
+        is_ours = case.record.checked is None
+        return what_one_showed(case.all_facts[names[0]], golden, is_part=is_part, is_ours=is_ours)
     if case.record.not_compared is not None:
         return f"not compared: {case.record.not_compared}"
     lacking = [] if case.is_job else [name for name in names if name in case.lacking]
@@ -278,7 +287,9 @@ def _what_was_compared(case: Case, names: Sequence[str], steps: str) -> str:
     agreed = min(case.agreed_steps[name] for name in compared)
     whose = f" of {listed(compared)}" if alone or lacking else ""
     all_facts = [case.all_facts[name] for name in compared]
-    text = what_was_equal(all_facts, whose, f"{agreed} of {steps}", is_job=case.is_job)
+    is_ours = case.record.checked is None
+    count = f"{agreed} of {steps}"
+    text = what_was_equal(all_facts, whose, count, is_job=case.is_job, is_ours=is_ours)
     if alone:
         text += f"; {listed(alone)} {'has' if len(alone) == 1 else 'have'} no equal here"
     for name in lacking:

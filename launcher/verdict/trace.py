@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, field
 
 from launcher.verdict.slow import IN_A_ROW, WARM_UP
 from model_check.events import Evaluation, Event, Step
-from model_check.utils.fingerprint import BEFORE
+from model_check.utils.fingerprint import BEFORE, is_compared
 
 _MAX_LINKS = 32
 _MAX_BLOCKS = 32
@@ -149,7 +149,7 @@ class Tracer(Struct):
 def chained(before: str, event: Step | Evaluation) -> str:
     """The next link of a chain: of what is compared of an event, and of all before it."""
     if isinstance(event, Step):
-        prints = _joined(event.fp)
+        prints = _joined({q: fp for q, fp in event.fp.items() if is_compared(q)})
         told = f"{before} {event.step} {event.loss} {event.grad_norm} {event.taken} {prints}"
     else:
         told = f"{before} {event.step} {event.split} {event.loss}"

@@ -97,6 +97,12 @@ class Loaded(Struct, frozen=True):
         """A setting by its dotted name; the names are those of `sources`."""
         return value_of(self.settings, name)
 
+    @property
+    def asked_for(self) -> dict[str, Any]:
+        """The settings that neither the preset nor a default gave."""
+        given = ("default", FALLBACK, f"preset {self.preset}")
+        return {name: self.value(name) for name, s in self.sources.items() if s not in given}
+
 
 def load(request: Request, has_gpu: Callable[[], bool]) -> Loaded:
     """Merge and check everything. Raises ConfigError; nothing is half applied.

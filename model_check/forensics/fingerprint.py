@@ -105,6 +105,10 @@ def eager_fingerprint(tensors: Sequence[Tensor], first_rows: Sequence[int] | Non
     return torch.stack(sums) if sums else torch.empty(0, dtype=torch.int64)
 
 
+def has_fingerprint(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.element_size() in _BITS
+
+
 def width_of(tensor: Tensor) -> int:
     """Returns the bytes of a value, whatever the shape: 2, 4 or 8. Raises TypeError for any other
     dtype: the formula has no such width, and the C kernel would read beyond the tensor."""
@@ -122,6 +126,8 @@ def num_rows(tensor: Tensor) -> int:
 def _sum_of(tensor: Tensor, first_row: int) -> Tensor:
     bits = tensor.detach().contiguous().view(_BITS[width_of(tensor)]).flatten()
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    if not tensor.numel():
+        return total
     weights = columns_on(tensor.device)
     rows = _CHUNK_ROWS.get(tensor.device.type, 32)
     for number, chunk in enumerate(torch.split(bits, rows * NUM_COLUMNS)):

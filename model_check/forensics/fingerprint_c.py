@@ -11,12 +11,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,10 +117,12 @@ def _compile(compiler: str, library: Path) -> None:
 def _run(command: Sequence[str], env: dict[str, str], stderr: int) -> int:
     """The exit code. Whatever the command started ends with it."""
     null = subprocess.DEVNULL
-    # Its own group: a compiler is a driver, and what hangs may be a process that it started.
-    process = subprocess.Popen(
-        command, env=env, stdin=null, stdout=null, stderr=stderr, process_group=0
-    )
+    # Its own group: a compiler is a driver, and what hangs may be a process that it started. A
+    # person's own Python 3.10 makes a session with it.
+    own: dict[str, Any] = {"process_group": 0}
+    if sys.version_info < (3, 11):  # noqa: UP036
+        own = {"start_new_session": True}
+    process = subprocess.Popen(command, env=env, stdin=null, stdout=null, stderr=stderr, **own)
     try:
         return process.wait(_DEADLINE_S)
     except subprocess.TimeoutExpired as error:

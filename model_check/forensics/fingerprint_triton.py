@@ -48,6 +48,8 @@ _Part = tuple[int, int, int, int]
 
 def _add(sums: Tensor, width: int, parts: tuple[_Part, ...]) -> None:
     programs = _programs(tuple(num_values for _, num_values, _, _ in parts), sums.device)
+    if not len(programs):  # they are empty
+        return
     _kernel[(len(programs),)](
         _table(parts, sums.device),
         programs,

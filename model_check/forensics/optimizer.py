@@ -1,13 +1,15 @@
 """What a check asks of an optimizer, and any optimizer of torch.optim seen so."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from model_check.forensics.shard import named_part, own_values
+from model_check.forensics.fingerprint import has_fingerprint
+from model_check.forensics.shard import is_dense, named_part, own_values
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Block(Protocol):
 
     def gradients(self) -> list[Tensor]:
         """Returns this step's live gradients, one for each part: flat, [values], or in the
-        parameter's own shape where the part is all of it that lies here."""
+        parameter's own shape where the part is all of it that lies here; empty for a parameter that
+        has none."""
 
 
 class Optimizer(Protocol):
@@ -49,19 +52,17 @@ class Optimizer(Protocol):
     def blocks(self) -> Sequence[Block]:
         """Together they hold each parameter once."""
 
-    @property
-    def scalars(self) -> Mapping[str, Tensor]:
-        """Returns what updates alone change and belongs to no parameter: live scalars, by name."""
+    def others(self) -> Iterable[tuple[str, str, Tensor]]:
+        """Yields quantity, name and live values of what updates alone change, and which has not the
+        shape of a parameter."""
 
     def kept(self, number: int) -> dict[str, Tensor]:
         """Returns what an update changes of the parameter of that number, as far as it lies on this
         rank, by quantity: `weights` first, and `exp_avg` and `exp_avg_sq` or whatever else the
         optimizer keeps. All have the parameter's shape."""
 
-    def zero_grad(self) -> None: ...
-
     def grad_norms(self) -> Tensor:
-        """float32 [parameters with a gradient]: the norm of each, in the order of the model."""
+        """float32 [parameters]: the norm of each gradient, in the order of the model; 0 without."""
 
 
 def moments_of(optimizer: Optimizer) -> Iterator[tuple[str, str, Tensor]]:
@@ -89,48 +90,78 @@ def tensors_of(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Te
 
 @dataclass(frozen=True)
 class _WholeBlock:
-    """All parameters that have a gradient."""
+    """All parameters."""
 
     parts: tuple[Part, ...]
     owners: Sequence[nn.Parameter]
 
     def gradients(self) -> list[Tensor]:
-        return [own_values(owner.grad) for owner in self.owners if owner.grad is not None]
+        return [_gradient(owner) for owner in self.owners]
 
 
 class TorchOptimizer:
-    """One of torch.optim, after its first step: until then most keep nothing."""
+    """One of torch.optim. Most keep nothing until their first step."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: nn.Module | Iterable[tuple[str, nn.Parameter]],
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        """`model`: or its parameters and their names. Does not keep the optimizer alive. What has
+        no fingerprint, or lies on another device than the first parameter, is left out."""
         own = {p for group in optimizer.param_groups for p in group["params"]}
-        self.named = {name: p for name, p in model.named_parameters() if p in own}
-        self._optimizer = optimizer
+        named = model.named_parameters() if isinstance(model, nn.Module) else model
+        known = {name: p for name, p in named if p in own}
+        self._device = next((own_values(p).device for p in known.values()), torch.device("cpu"))
+        self.named = {name: p for name, p in known.items() if self._is_read(p)}
+        self.left_out = [name for name in known if name not in self.named]
+        self._optimizer: torch.optim.Optimizer = weakref.proxy(optimizer)
         self._owners = list(self.named.values())
 
     @property
     def blocks(self) -> list[_WholeBlock]:
-        with_gradient = [(n, p) for n, p in enumerate(self._owners) if p.grad is not None]
-        parts = tuple(Part(n, 0, own_values(p).numel()) for n, p in with_gradient)
-        return [_WholeBlock(parts, [p for _, p in with_gradient])]
+        numbers = enumerate(self._owners)
+        parts = tuple(Part(number, 0, own_values(p).numel()) for number, p in numbers)
+        return [_WholeBlock(parts, self._owners)]
 
-    @property
-    def scalars(self) -> dict[str, Tensor]:
-        return {}
+    def others(self) -> Iterator[tuple[str, str, Tensor]]:
+        for name, parameter in self.named.items():
+            for kind, values in self._tensors(parameter):
+                if values.shape != parameter.shape:
+                    yield kind, name, own_values(values)
 
     def kept(self, number: int) -> dict[str, Tensor]:
         parameter = self._owners[number]
-        state = self._optimizer.state[parameter].items()
-        moments = {
-            kind: own_values(values)
-            for kind, values in state
-            if isinstance(values, Tensor) and values.shape == parameter.shape
-        }
+        state = self._tensors(parameter)
+        moments = {k: own_values(values) for k, values in state if values.shape == parameter.shape}
         return {"weights": own_values(parameter), **moments}
 
-    def zero_grad(self) -> None:
-        self._optimizer.zero_grad()
+    @property
+    def layout(self) -> list[int]:
+        """Another one where any of what an update changes is another tensor."""
+        tensors = (values for owner in self._owners for _, values in self._tensors(owner))
+        return [own_values(tensor).data_ptr() for tensor in (*self._owners, *tensors)]
 
     @torch.no_grad()
     def grad_norms(self) -> Tensor:
-        gradients = [own_values(p.grad) for p in self._owners if p.grad is not None]
-        return torch.stack(torch._foreach_norm(gradients, dtype=torch.float32))
+        gradients = [_gradient(owner) for owner in self._owners]
+        is_wide = any(gradient.dtype == torch.float64 for gradient in gradients)
+        dtype = torch.float64 if is_wide else torch.float32
+        return torch.stack(torch._foreach_norm(gradients, dtype=dtype)).float()
+
+    def _tensors(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+        """Yields what the optimizer keeps for a parameter, beside its weights."""
+        for kind, values in self._optimizer.state.get(parameter, {}).items():
+            if isinstance(values, Tensor) and self._is_read(values):
+                yield kind, values
+
+    def _is_read(self, tensor: Tensor) -> bool:
+        values = own_values(tensor)
+        return has_fingerprint(values) and values.device == self._device and is_dense(values)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None or not has_fingerprint(gradient):
+        return own_values(parameter).new_empty(0)
+    return own_values(gradient)

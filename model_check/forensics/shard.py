@@ -13,6 +13,24 @@ def own_values(tensor: Tensor) -> Tensor:
     return shared.to_local() if is_shared(tensor) else shared  # type: ignore[no-any-return]
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """Its values in a row, as they lie in memory: a view, where they lie there without gaps."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    return tensor.as_strided((tensor.numel(),), (1,)) if is_dense(tensor) else tensor.reshape(-1)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its values fill a piece of memory, each place once, in whichever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 def is_shared(tensor: Tensor) -> bool:
     """Returns whether `tensor`, of any shape, is a DTensor."""
     return hasattr(tensor, "placements")

@@ -20,7 +20,7 @@ from model_check.forensics.checksums import (
 )
 from model_check.forensics.fingerprint import Fingerprint, num_rows, sent
 from model_check.forensics.optimizer import Block, Optimizer
-from model_check.forensics.shard import first_of, is_shared, own_values
+from model_check.forensics.shard import first_of, flat, is_shared, own_values
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS
 
 PART_VALUES = 1 << 26
@@ -117,7 +117,7 @@ class _BlockSums:
         """Take those of the block of that number, whose gradients these are; None: of buffers and
         scalars, before all blocks or after them."""
         if (piece := self._pieces.get(number)) is not None:
-            own = [gradients[which].view(-1)[values] for which, values in piece.gradients]
+            own = [flat(gradients[which])[values] for which, values in piece.gradients]
             place = 0 if number is None else len(self._sums)
             self._sums.insert(place, self._fingerprint(own + piece.tensors, piece.rows))
 
@@ -148,18 +148,52 @@ def _within(block: Block, parts: Sequence[_Part]) -> tuple[_Piece, list[int]]:
     return piece, numbers
 
 
-@dataclass
-class _Flow:
-    """The fingerprints of the sites of a step so far."""
+class FlowSums:
+    """The fingerprints of what flows in a step, tensor by tensor."""
 
-    next_site: int = 0
-    micro_batch: int = 0
-    sums: defaultdict[tuple[str, int], list[Tensor]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    """(quantity, site) -> int64 [1] of each micro-batch, in the order of computation."""
-    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Site -> number of values in a micro-batch, and bits of a value."""
+    def __init__(self, fingerprint: Fingerprint, device: torch.device) -> None:
+        self._fingerprint, self._device = fingerprint, device
+        self._sums: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
+        """(quantity, name) -> int64 [1] of each micro-batch, in the order of computation."""
+        self._sizes: dict[str, tuple[int, int]] = {}
+        """Name -> number of values in a micro-batch, and bits of a value."""
+
+    def begin(self) -> None:
+        self._sums, self._sizes = defaultdict(list), {}
+
+    def see(self, name: str, x: Tensor) -> None:
+        """Takes what a module hands on, and its gradient in turn."""
+        first_row = len(self._sums["forward", name]) * num_rows(x)
+        self.take("forward", name, x, first_row)
+        if x.requires_grad:
+            take = partial(self.take, "backward", name, first_row=first_row)
+            x.register_hook(take)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def take(self, quantity: str, name: str, x: Tensor, first_row: int | None = None) -> None:
+        """`first_row`: of a later micro-batch; None: behind those of that name."""
+        of_name = self._sums[quantity, name]
+        first_row = len(of_name) * num_rows(x) if first_row is None else first_row
+        of_name.append(self._fingerprint([x], [first_row]))
+        self._sizes[name] = x.numel(), 8 * x.element_size()
+
+    def vector(self) -> ChecksumVector:
+        keys = tuple(self._key(*place) for place in self._sums)
+        if not keys:
+            return ChecksumVector(
+                index_of(keys), torch.empty(0, dtype=torch.int64, device=self._device)
+            )
+        sums = [torch.cat(of_name) for of_name in self._sums.values()]
+        if len({len(of_name) for of_name in sums}) > 1:  # a module was not called each time
+            sums = [of_name.sum().view(1) for of_name in sums]
+        return ChecksumVector(index_of(keys), torch.stack(sums).sum(1))
+
+    def _key(self, quantity: str, name: str) -> ChecksumKey:
+        """Each micro-batch begins a row. A large one is not searched for a bit: that takes long."""
+        num_values, num_bits = self._sizes[name]
+        rows = -(-num_values // NUM_COLUMNS) * len(self._sums[quantity, name])
+        num_bits = num_bits if rows * NUM_COLUMNS <= PART_VALUES else 0
+        return ChecksumKey(quantity, name, rows * NUM_COLUMNS, num_bits)
 
 
 class Fingerprints:
@@ -168,41 +202,58 @@ class Fingerprints:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         optimizer: Optimizer,
         fingerprint: Fingerprint,
         *,
         sites: Sequence[str],
-        last_step: int,
+        last_step: int = -1,
         budget_bytes: float | None = None,
         site_bytes: int = 0,
         shard: str = "",
     ) -> None:
-        """`sites`: the modules whose outputs `see` is called with, in turn. `budget_bytes`: what
-        one step may read; None: all, 0: nothing. The first step and `last_step` take all, whatever
-        they read. `site_bytes`: what flows at one site in a step. `shard`: names the one of the
-        model that this rank holds; others hold other tensors."""
+        """`model`: whose buffers are taken, too; None: none are. `sites`: the modules whose outputs
+        `see` is called with, in turn. `budget_bytes`: what one step may read; None: all, 0:
+        nothing. The first step and `last_step` take all, whatever they read. `site_bytes`: what
+        flows at one site in a step. `shard`: names the one of the model that this rank holds;
+        others hold other tensors."""
         self._shard = shard
-        self._blocks = optimizer.blocks
         self._fingerprint = fingerprint
         self._device = optimizer.kept(0)["weights"].device
         self._sites = sites
-        units = [*_units_of_state(model, optimizer)]
-        units += [_Selection(sites={n}, num_bytes=2 * site_bytes) for n in range(len(sites))]
-        self._all = _merged(units) if budget_bytes != 0 else _Selection()
-        self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
-        names = list(optimizer.named) if self.are_taken else []
-        self._norms = ChecksumIndex(tuple(ChecksumKey("grad_norms", name, 1, 0) for name in names))
-        self._named = optimizer.named
+        self._flow = FlowSums(fingerprint, self._device)
+        self._model, self._optimizer = model, optimizer
+        self._budget_bytes, self._site_bytes = budget_bytes, site_bytes
         self._last_step = last_step
         self._step: int | None = None
         self._held: _Selection | None = None
         """The state of which the step before left fingerprints."""
         self._left: _Selection | None = None
         """The state of which this step left some; one that overflows in float16 does so twice."""
-        self._selection, self._flow = self._all, _Flow()
-        self._made: dict[tuple[_Selection | None, _Selection], _BlockSums] = {}
+        self._lay_out()
+        self._selection, self._next_site = self._all, 0
         self._before, self._after = self._sums_of_update()
+
+    def _lay_out(self) -> None:
+        units = [*_units_of_state(self._model, self._optimizer)]
+        sites = range(len(self._sites))
+        units += [_Selection(sites={n}, num_bytes=2 * self._site_bytes) for n in sites]
+        self._blocks = self._optimizer.blocks
+        budget_bytes = self._budget_bytes
+        self._all = _merged(units) if budget_bytes != 0 else _Selection()
+        self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
+        self._named = self._optimizer.named
+        names = list(self._named) if self.are_taken else []
+        self._norms = ChecksumIndex(tuple(ChecksumKey("grad_norms", name, 1, 0) for name in names))
+        self._made: dict[tuple[_Selection | None, _Selection], _BlockSums] = {}
+
+    def renew(self) -> None:
+        """The state is other tensors than before: with the first step it appears. What was taken of
+        this step stays."""
+        self._lay_out()
+        self._selection = self._all
+        self._held = self._left = None if self._held is None else self._all
+        self._after = self._block_sums(None, self._selection)
 
     @property
     def are_taken(self) -> bool:
@@ -224,23 +275,17 @@ class Fingerprints:
             self._step, self._held = step, self._left
         takes_all = self._held is None or step == self._last_step
         self._selection = self._all if takes_all else self._slots[step % len(self._slots)]
-        self._flow = _Flow()
+        self._next_site = 0
+        self._flow.begin()
 
     def see(self, x_BTE: Tensor) -> None:
         """A module hands `x_BTE` to the next one: called for each site in turn."""
-        site, self._flow.next_site = self._flow.next_site, self._flow.next_site + 1
-        if site not in self._selection.sites:
-            return
-        self._flow.sizes[site] = x_BTE.numel(), 8 * x_BTE.element_size()
-        first_row = self._flow.micro_batch * num_rows(x_BTE)
-        self._take("forward", site, first_row, x_BTE)
-        if x_BTE.requires_grad:
-            take = partial(self._take, "backward", site, first_row)
-            x_BTE.register_hook(take)  # type: ignore[no-untyped-call]
+        site, self._next_site = self._next_site, self._next_site + 1
+        if site in self._selection.sites:
+            self._flow.see(self._sites[site], x_BTE)
 
     def end_micro_batch(self) -> None:
-        self._flow.micro_batch += 1
-        self._flow.next_site = 0
+        self._next_site = 0
 
     def begin_update(self) -> None:
         """The gradients are whole. What belongs to no parameter is looked at now."""
@@ -264,7 +309,7 @@ class Fingerprints:
         before, after = self._before.take(), self._after.take()
         norms = grad_norms.detach().view(torch.int32).long()[: len(self._norms.keys)]
         norms = norms.to(self._device)
-        vector = joined(self._of_flow(), before, ChecksumVector(self._norms, norms), after)
+        vector = joined(self._flow.vector(), before, ChecksumVector(self._norms, norms), after)
         held = self._held or self._all
         taken = f"{held.name}, {self._left.name} of {self.num_slots}" if self.are_taken else ""
         if taken and self._shard:
@@ -276,7 +321,7 @@ class Fingerprints:
         self.begin_update()
         for number, block in enumerate(self._blocks):
             self.before(number, block.gradients())
-        return joined(self._of_flow(), self._before.take())
+        return joined(self._flow.vector(), self._before.take())
 
     @torch.no_grad()
     def of_audit(self) -> ChecksumVector:
@@ -317,42 +362,26 @@ class Fingerprints:
             self._made[key] = made
         return self._made[key].begin()
 
-    @torch.no_grad()
-    def _take(self, quantity: str, site: int, first_row: int, x_BTE: Tensor) -> None:
-        self._flow.sums[quantity, site].append(self._fingerprint([x_BTE], [first_row]))
-
-    def _of_flow(self) -> ChecksumVector:
-        keys = tuple(self._key_of_site(*place) for place in self._flow.sums)
-        sums = [torch.cat(of_site) for of_site in self._flow.sums.values()]
-        return ChecksumVector(index_of(keys), torch.stack(sums).sum(1) if sums else self._sums([]))
-
-    def _key_of_site(self, quantity: str, site: int) -> ChecksumKey:
-        """Each micro-batch begins a row. A large one is not searched for a bit: that takes long."""
-        num_values, num_bits = self._flow.sizes[site]
-        rows = -(-num_values // NUM_COLUMNS) * self._flow.micro_batch
-        num_bits = num_bits if rows * NUM_COLUMNS <= PART_VALUES else 0
-        return ChecksumKey(quantity, self._sites[site], rows * NUM_COLUMNS, num_bits)
-
     def _sums(self, tensors: Sequence[Tensor]) -> Tensor:
         if not tensors:
             return torch.empty(0, dtype=torch.int64, device=self._device)
         return self._fingerprint(tensors)
 
 
-def _units_of_state(model: nn.Module, optimizer: Optimizer) -> Iterator[_Selection]:
+def _units_of_state(model: nn.Module | None, optimizer: Optimizer) -> Iterator[_Selection]:
     """Yields what may not be divided among slots: a part of a parameter, and all that belongs to
     it."""
     # Weights may be offloaded; a buffer never is.
     device = optimizer.kept(0)["weights"].device
-    buffers = [(n, buffer) for n, buffer in model.named_buffers() if buffer.device == device]
-    others = [("weights", name, buffer) for name, buffer in buffers]
-    others += [("exp_avg", name, scalar) for name, scalar in optimizer.scalars.items()]
-    state = [_Part(_key(kind, name, tensor), tensor=tensor) for kind, name, tensor in others]
+    of_model = () if model is None else model.named_buffers()
+    others = [("weights", n, buffer) for n, buffer in of_model if buffer.device == device]
+    others += optimizer.others()
+    state = [_Part(_key_of_other(o, optimizer), tensor=o[2]) for o in others]
     yield _Selection(state=state, num_bytes=2 * sum(part.tensor.nbytes for part in state))
     for number, (name, parameter) in enumerate(optimizer.named.items()):
         tensors = optimizer.kept(number)
         for part, values in _parts(name, parameter):
-            views = {kind: tensor.view(-1)[values] for kind, tensor in tensors.items()}
+            views = {kind: flat(tensor)[values] for kind, tensor in tensors.items()}
             gradient = _key("gradients", part, views["weights"])
             yield _Selection(
                 gradients=[_Part(gradient, number, values.start)],
@@ -375,6 +404,12 @@ def _parts(name: str, tensor: Tensor) -> Iterator[tuple[str, slice]]:
 
 def _key(quantity: str, name: str, tensor: Tensor) -> ChecksumKey:
     return ChecksumKey(quantity, name, tensor.numel(), 8 * tensor.element_size())
+
+
+def _key_of_other(other: tuple[str, str, Tensor], optimizer: Optimizer) -> ChecksumKey:
+    """What has the name of a parameter and not its shape is not searched for a bit."""
+    key = _key(*other)
+    return replace(key, num_bits=0) if key.tensor in optimizer.named else key
 
 
 def _merged(units: Iterable[_Selection]) -> _Selection:

@@ -8,13 +8,14 @@ agree. One flipped bit b changes the sum by its weight times 2^b: never by nothi
 tells which bit and which value.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 SCHEMA = 1
 """Sums of another schema cannot be compared."""
 NUM_COLUMNS = 1024
 QUANTITIES = (
     "audit",
+    "inputs",
     "before.weights",
     "before.exp_avg",
     "before.exp_avg_sq",
@@ -29,12 +30,17 @@ QUANTITIES = (
     "weights",
 )
 """What is compared of a step, causes before effects. `audit`: the gradients of one micro-batch that
-all ranks of a job computed before the step; `before`: what the update begins with; forward
-and backward: what flows between blocks; the last three: what the update leaves. Loss and grad_norm
-are floats, grad_norms the bits of each gradient's norm; all others have a fingerprint for each
-tensor."""
+all ranks of a job computed before the step; `inputs`: what a command's own model is called with;
+`before`: what the update begins with; forward and backward: what flows between blocks; the last
+three: what the update leaves. Loss and grad_norm are floats, grad_norms the bits of each gradient's
+norm; all others have a fingerprint for each tensor."""
 BEFORE = "before."
+GENERATORS = "rng."
+"""Begins the state of a generator of random numbers. It is not compared: it explains differences.
+"""
+_UPDATES_BEGIN = QUANTITIES.index("forward")
 _LABELS = {
+    "inputs": "input {} of the model",
     "forward": "the output of {}",
     "backward": "the gradient of the output of {}",
     "gradients": "the gradient of {}",
@@ -44,6 +50,22 @@ _LABELS = {
 }
 _MODULUS = 1 << 64
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+def is_compared(quantity: str) -> bool:
+    return not quantity.startswith(GENERATORS)
+
+
+def in_order(told: Iterable[str]) -> Sequence[str]:
+    """QUANTITIES, and what else was told that is compared, causes before effects: an optimizer
+    other than AdamW keeps other state, as `momentum_buffer` and `before.momentum_buffer`."""
+    more = sorted(q for q in {*told}.difference(QUANTITIES) if is_compared(q))
+    if not more:
+        return QUANTITIES
+    before = [q for q in more if q.startswith(BEFORE)]
+    after = [q for q in more if not q.startswith(BEFORE)]
+    flow, left = QUANTITIES[_UPDATES_BEGIN:-1], QUANTITIES[-1]
+    return [*QUANTITIES[:_UPDATES_BEGIN], *before, *flow, *after, left]
 
 
 def weight(number: int) -> int:

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 
-from model_check.utils.secrets import masked
-
 # Control characters: C0 but tab, newline and carriage return; DEL; C1, where U+009B starts an
 # escape sequence as ESC [ does. And characters that reorder or break a line, or that nobody sees:
 # of zero width (but the joiners of emoji and of Persian), tags and their like, fillers.
@@ -58,4 +56,7 @@ def printable(name: str) -> str:
 def printable_lines(text: str) -> str:
     """A message for a terminal. Secrets are masked. The rest is escaped: another user may have
     written names and manifests, and their escape sequences must not move the cursor."""
+    # Its patterns need Python 3.11; a person's own may be older, and asks for other words.
+    from model_check.utils.secrets import masked
+
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in masked(text))

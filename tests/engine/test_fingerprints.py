@@ -25,7 +25,7 @@ from model_check.utils.fingerprint import QUANTITIES, weight
 from tests.engine.conftest import Run, trace_alone
 
 MakeRun = Callable[..., Run]
-TAKEN = set(QUANTITIES) - {"loss", "grad_norm", "audit"}
+TAKEN = set(QUANTITIES) - {"loss", "grad_norm", "audit", "inputs"}
 WQ = "layers.0.attention.wq.weight"
 TWO = {"training__grad_accum_nums": 2, "model__num_layers": 2}
 

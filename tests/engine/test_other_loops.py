@@ -178,7 +178,7 @@ def test_two_loops_have_equal_fingerprints_and_nothing_is_found(
 ) -> None:
     one, other = (Loop(optimizer, tmp_path).run() for _ in range(2))
     assert one.vectors == other.vectors
-    kinds = {"exp_avg", "exp_avg_sq"} if optimizer is adamw else {"momentum_buffer"}
+    kinds = {"exp_avg", "exp_avg_sq", "step"} if optimizer is adamw else {"momentum_buffer"}
     passes = {"forward", "backward", "gradients", "grad_norms"}
     state = {"weights", *kinds}
     assert set(one.vectors[0].fp) == passes | state | {f"before.{kind}" for kind in state}

@@ -1,6 +1,7 @@
 """`run.sh check LEVEL`: what each level stands for, and what is said before it starts."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,39 @@ def test_a_level_stands_for_settings_below_those_that_are_given(
     settings = loaded(*argv).settings
     assert settings.training.max_steps == steps
     assert (settings.launch.soak_s, settings.launch.on_suspect) == (soak_s, on_suspect)
+
+
+def plan_of(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    asked = ("check", *argv)
+    return answer_of(*asked, cwd=cwd, env=dict(os.environ))
+
+
+def test_a_check_of_a_command_says_what_is_compared_and_when_it_ends(tmp_path: Path) -> None:
+    asked = ("quick", "--device=cpu", "--seed=5", "--dry-run", "--", "tool")
+    plan = plan_of(*asked, cwd=tmp_path).stdout.splitlines()
+    for line in (
+        "check quick: your command on all workers at once",
+        "what its torch optimizers do is compared bit for bit; the command itself is not changed",
+        "it ends after 20 steps",
+        "random numbers seeded by --seed 5",
+    ):
+        assert f"[launcher] {line}" in plan
+    env = next(line for line in plan if "MODEL_CHECK_SEED=5" in line)
+    assert "MODEL_CHECK_HELD=1" in env
+    assert "MODEL_CHECK_STOP_AFTER=19" in env
+    full = plan_of("--device=cpu", "--dry-run", "--", "tool", cwd=tmp_path).stdout
+    assert "STOP_AFTER" not in full
+    assert "MODEL_CHECK_SEED" not in full
+    plain = ("--device=cpu", "--seed=5", "--dry-run", "--", "tool")
+    told = answer_of(*plain, cwd=tmp_path, env=dict(os.environ)).stdout
+    assert "MODEL_CHECK_INSTRUMENT" not in told
+
+
+def test_a_golden_file_is_refused_for_a_command_in_plain_words(tmp_path: Path) -> None:
+    asked = ("--device=cpu", "--golden=g.json", "--dry-run", "--", "tool")
+    refused = plan_of(*asked, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "launch.golden = g.json: it holds the bits of our own training" in refused.stderr
 
 
 def test_a_settings_file_counts_more_than_a_level(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from launcher.gpus.probe import Gpu
 from launcher.plan import (
     PYTHONPATH_BEFORE,
+    Check,
     LaunchContext,
     Meeting,
     cpu_places,
@@ -15,7 +16,15 @@ from launcher.plan import (
     plan_prepare,
     plan_training,
 )
-from model_check.utils.worker_env import RANK_VARIABLES, STORE_FD
+from model_check.utils.project_files import PROJECT
+from model_check.utils.worker_env import (
+    HELD,
+    INSTRUMENT,
+    RANK_VARIABLES,
+    SEED,
+    STOP_AFTER,
+    STORE_FD,
+)
 
 H100 = Gpu(
     index=3,
@@ -106,6 +115,28 @@ def test_a_foreign_command_gets_its_own_python_path_back() -> None:
     assert PYTHONPATH_BEFORE not in spec.env
     (bare,) = plan_command(gpu_places([H100]), ["tool"], context(**{PYTHONPATH_BEFORE: ""}))
     assert "PYTHONPATH" not in bare.env
+
+
+def test_a_checked_command_gets_its_instruments_before_its_own_python_path() -> None:
+    site = f"{PROJECT}/model_check/instrument/site"
+    changed = context(PYTHONPATH="/ours:/theirs", **{PYTHONPATH_BEFORE: "/theirs"})
+    held, plain = cpu_places(2)
+    changed = replace(changed, held=frozenset({held.name}))
+    first, second = plan_command([held, plain], ["tool"], changed, Check(seed=7, max_steps=20))
+    told = {
+        "PYTHONPATH": f"{site}:/theirs",
+        "PYTHONHASHSEED": "0",
+        INSTRUMENT: str(PROJECT),
+        SEED: "7",
+        STOP_AFTER: "19",
+    }
+    assert told.items() <= second.env.items()
+    assert HELD not in second.env
+    assert first.env[HELD] == "1"
+    own = context(PYTHONHASHSEED="random", PYTHONPATH="", **{PYTHONPATH_BEFORE: ""})
+    (bare,) = plan_command(cpu_places(1), ["tool"], own, Check())
+    assert (bare.env["PYTHONPATH"], bare.env["PYTHONHASHSEED"]) == (site, "random")
+    assert not {SEED, STOP_AFTER, HELD} & bare.env.keys()
 
 
 def test_the_ranks_of_a_job_see_all_gpus_and_meet_at_a_port_that_is_open() -> None:

@@ -6,8 +6,11 @@ import pytest
 
 from model_check.utils.fingerprint import (
     NUM_COLUMNS,
+    QUANTITIES,
     column_weight,
     flipped,
+    in_order,
+    label,
     row_weight,
     weight,
 )
@@ -18,6 +21,21 @@ MODULUS = 1 << 64
 def weight_of(element: int) -> int:
     row, column = divmod(element, NUM_COLUMNS)
     return row_weight(row) * column_weight(column) % MODULUS
+
+
+def test_state_of_other_optimizers_is_compared_causes_before_effects() -> None:
+    assert in_order(["loss", "weights", "rng.torch"]) == QUANTITIES
+    told = ("momentum_buffer", "rng.cuda", "before.momentum_buffer", "weights", "before.ax")
+    order = in_order(told)
+    assert [q for q in order if q not in QUANTITIES] == [
+        "before.ax", "before.momentum_buffer", "momentum_buffer"
+    ]  # fmt: skip
+    assert [q for q in order if q in QUANTITIES] == list(QUANTITIES)
+    before, after = order.index("before.momentum_buffer"), order.index("momentum_buffer")
+    assert order.index("before.exp_avg_sq") < before < order.index("forward")
+    assert order.index("exp_avg_sq") < after < order.index("weights")
+    assert label("before.momentum_buffer", "h.w") == "the momentum_buffer of h.w"
+    assert label("inputs", "0") == "input 0 of the model"
 
 
 def test_the_weights_are_those_of_splitmix64() -> None:

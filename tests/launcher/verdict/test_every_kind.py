@@ -26,7 +26,8 @@ def test_every_kind_is_produced_by_a_test(tmp_path: Path) -> None:
     """Of a few files, which take a second: a kind without a test there is a line of `unseen`."""
     unseen = tmp_path / "unseen"
     files = [
-        str(HERE / f"test_{name}.py") for name in ("every_kind", "golden", "judge", "symptoms")
+        str(HERE / f"test_{name}.py")
+        for name in ("every_kind", "golden", "judge", "own_command", "symptoms")
     ]
     program = [sys.executable, "-m", "pytest", "-q", "-p", "tests.launcher.verdict.seen_kinds"]
     done = subprocess.run(

@@ -1,0 +1,88 @@
+"""What the parameters of an optimizer are called, where nobody tells the model."""
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+_WRAPPERS = ("_orig_mod", "module")
+"""The only child of what torch.compile and DDP make."""
+
+
+class Root(NamedTuple):
+    """A model."""
+
+    outer: nn.Module
+    """As the script calls it: within its wrappers."""
+    inner: nn.Module
+
+
+def roots_of(parameters: Iterable[nn.Parameter]) -> list[Root]:
+    """Finds the outermost modules that hold one of the parameters."""
+    ids = {id(parameter) for parameter in parameters}
+    # Not isinstance: that asks an object for its class, which may be a lazy one's own code.
+    modules: list[nn.Module] = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+    # One that is being made may have none yet.
+    children = {id(child) for m in modules for child in vars(m).get("_modules", {}).values()}
+    tops = [module for module in modules if id(module) not in children]
+    return [root_of(top) for top in tops if any(id(p) in ids for p in top.parameters())]
+
+
+def root_of(module: nn.Module) -> Root:
+    return Root(module, unwrapped(module, _WRAPPERS))
+
+
+def unwrapped(module: nn.Module, wrappers: Sequence[str]) -> nn.Module:
+    children = dict(module.named_children())
+    while len(children) == 1 and not vars(module)["_parameters"]:
+        ((name, child),) = children.items()
+        if name not in wrappers:
+            break
+        module, children = child, dict(child.named_children())
+    return module
+
+
+def named(parameters: Iterable[nn.Parameter], roots: Sequence[Root]) -> dict[str, nn.Parameter]:
+    """Of several models each name begins with the model's class."""
+    found: dict[int, str] = {}
+    for root, prefix in zip(roots, _prefixes(roots), strict=True):
+        for name, parameter in root.inner.named_parameters():
+            parts = (part for part in name.split(".") if part != "_orig_mod")
+            found.setdefault(id(parameter), prefix + ".".join(parts))
+    pairs = ((found.get(id(p), f"parameter {number}"), p) for number, p in enumerate(parameters))
+    return dict(pairs)
+
+
+def sites_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the blocks of each model by their names: the modules of its outermost lists."""
+    for root, prefix in zip(roots, _prefixes(roots), strict=True):
+        lists: list[str] = []
+        for name, module in root.inner.named_modules():
+            is_list = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+            if is_list and not any(f"{name}.".startswith(f"{outer}.") for outer in lists if outer):
+                if "" in lists:
+                    break
+                lists.append(name)
+                for number, block in enumerate(module.children()):
+                    yield f"{prefix}{name}.{number}" if name else f"{prefix}{number}", block
+
+
+def leaves_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the modules of each model that have no other within."""
+    for root, prefix in zip(roots, _prefixes(roots), strict=True):
+        for name, module in root.inner.named_modules():
+            if name and not vars(module)["_modules"]:
+                yield prefix + name, module
+
+
+def _prefixes(roots: Sequence[Root]) -> list[str]:
+    is_one = len({id(root.inner) for root in roots}) < 2
+    kinds = [type(root.inner).__name__ for root in roots]
+    numbers = [kinds[:n].count(kind) for n, kind in enumerate(kinds)]
+    if is_one:
+        return [""] * len(roots)
+    return [
+        f"{kind}.{number}." if kinds.count(kind) > 1 else f"{kind}."
+        for kind, number in zip(kinds, numbers, strict=True)
+    ]

@@ -1,0 +1,109 @@
+"""What an update of one optimizer reads and leaves, and whether that stays until the next one."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from model_check.forensics.checksums import Change, ChecksumVector, Continuity
+from model_check.forensics.fingerprint import Fingerprint
+from model_check.forensics.optimizer import TorchOptimizer, moments_of
+from model_check.hooks.fingerprints import Fingerprints
+
+
+@dataclass(frozen=True)
+class Updated:
+    """An update that was just enqueued."""
+
+    vector: ChecksumVector
+    grad_norms: Tensor
+    """float32 [parameters]"""
+    written: frozenset[str]
+    """Weights that an operator wrote since the update before."""
+    names: list[str]
+    """Of the parameters."""
+
+
+class WatchedUpdate:
+    def __init__(
+        self, optimizer: Optimizer, named: dict[str, nn.Parameter], fingerprint: Fingerprint
+    ) -> None:
+        self.seen = TorchOptimizer(named.items(), optimizer)
+        self._owners = parameters_of(optimizer)
+        self._fingerprints = Fingerprints(None, self.seen, fingerprint, sites=())
+        self._layout = self.seen.layout
+        self._continuity = Continuity()
+        self._num_done = 0
+        self._norms: Tensor | None = None
+        """Of the gradients of this step, which were taken; None: they are to be taken."""
+        self._versions: dict[str, int] = {}
+        self._written: frozenset[str] = frozenset()
+
+    def is_of(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer still updates the same parameters."""
+        owners = parameters_of(optimizer)
+        return len(owners) == len(self._owners) and all(map(_is, owners, self._owners))
+
+    def take(self) -> None:
+        """The gradients are whole, and nobody has clipped them. Once a step."""
+        if self._norms is not None:
+            return
+        self._fingerprints.begin(self._num_done)
+        self._renew()
+        self._fingerprints.begin_update()
+        (block,) = self.seen.blocks
+        self._fingerprints.before(0, block.gradients())
+        self._norms = self.seen.grad_norms()
+        versions = self._versions
+        self._written = frozenset(
+            name for name, p in self.seen.named.items() if versions.get(name) != p._version
+        )
+
+    def drop(self) -> None:
+        """More is added to the gradients: they were not whole."""
+        self._norms = None
+
+    def end(self) -> Updated | None:
+        """The update is done. None: it had no gradients to look at."""
+        if self._norms is None:
+            return None
+        self._renew()
+        self._fingerprints.after(0)
+        vector, norms = self._fingerprints.end_update(self._norms), self._norms
+        self._num_done, self._norms = self._num_done + 1, None
+        self._versions = {name: p._version for name, p in self.seen.named.items()}
+        return Updated(vector, norms, self._written, list(self.seen.named))
+
+    def changed(self, vector: ChecksumVector) -> Change | None:
+        """Returns what the step found otherwise than the update before had left it. `vector`: of
+        the step, on the host."""
+        found = self._continuity.changed(vector)
+        self._continuity.update(vector)
+        return found
+
+    def changed_now(self) -> Change | None:
+        """The same, behind the last step."""
+        return self._continuity.changed_now(self._fingerprints.of_state_now())
+
+    def kept(self) -> dict[str, Tensor]:
+        """By the names of a dossier."""
+        weights = {f"weights/{name}": p.detach() for name, p in self.seen.named.items()}
+        return weights | {f"{kind}/{name}": x for kind, name, x in moments_of(self.seen)}
+
+    def _renew(self) -> None:
+        if (layout := self.seen.layout) != self._layout:
+            self._layout = layout
+            self._fingerprints.renew()
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def device_of(optimizer: Optimizer) -> torch.device:
+    return next((p.device for p in parameters_of(optimizer)), torch.device("cpu"))

@@ -1,0 +1,102 @@
+"""`check -- COMMAND`: a person's own training script, watched by hooks of torch's optimizers."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Launcher, Run
+from tests.e2e.test_check_command import check
+
+SCRIPT = Path(__file__).parents[1] / "instrument" / "nano.py"
+BROKEN = """
+import sys, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    if step == 2 and (ours := sys.modules.get("model_check.instrument.update")):
+        ours.WatchedUpdate.take = None
+    optimizer.step()
+print("to the end")
+"""
+
+
+def command(script: Path = SCRIPT, on_cpu1: str = "", **env: str) -> list[str]:
+    """`on_cpu1`: a variable more, in that worker."""
+    one = f'if [ "$MODEL_CHECK_WORKER" = CPU1 ]; then export {on_cpu1}; fi; ' if on_cpu1 else ""
+    given = "".join(f"export {name}={shlex.quote(value)}; " for name, value in env.items())
+    text = f"{given}{one}exec {shlex.quote(sys.executable)} {shlex.quote(str(script))}"
+    return ["--", "bash", "-c", text]
+
+
+def checked(
+    launcher: Launcher, *options: str, workers: int = 3, script: Path = SCRIPT, **env: str
+) -> Run:
+    return check(launcher, f"--workers={workers}", *options, *command(script, **env))
+
+
+def test_equal_workers_pass_and_train_what_they_train_alone(launcher: Launcher) -> None:
+    watched = checked(launcher, "--max-steps=9", workers=2)  # it ends by itself, after 6
+    assert watched.exit_code == 0, watched.output
+    assert "equal bit for bit in 6 of 6 steps" in watched.output
+    alone = launcher("--workers=2", "--run-dir=alone", *command())
+    ends = [
+        {line.partition("END ")[2] for line in run.output.splitlines() if "END " in line}
+        for run in (watched, alone)
+    ]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flip", "said"),
+    [
+        ("weight:h.1.fc.weight:77", "CPU1: h.1.fc.weight changed (bit 9 of value 77)"),
+        ("exp_avg_sq:h.0.out.bias:7", "CPU1: the exp_avg_sq of h.0.out.bias changed (bit 9 of"),
+        (
+            "gradient:h.1.fc.weight:77",
+            "step 3: CPU1 differs in the gradient of h.1.fc.weight (bit 9 of value 77)",
+        ),
+    ],
+)
+def test_a_flipped_bit_is_named(launcher: Launcher, flip: str, said: str) -> None:
+    run = checked(launcher, on_cpu1=f"NANO_FLIP={flip}")
+    assert run.exit_code == 21, run.output
+    assert said in run.output.splitlines()[-1]
+
+
+def test_a_script_without_a_seed_is_told_what_to_give(launcher: Launcher) -> None:
+    run = checked(launcher, NANO_SEED="", workers=2)
+    assert run.exit_code == 2, run.output
+    assert "the first weights, the batch and random numbers (torch) differ" in run.output
+
+
+def test_a_script_without_a_seed_repeats_with_one(launcher: Launcher) -> None:
+    seeded = checked(launcher, "--seed=3", "--max-steps=3", NANO_SEED="", workers=2)
+    assert seeded.exit_code == 0, seeded.output
+    assert "equal bit for bit in 3 of 3 steps; random numbers seeded by --seed 3" in seeded.output
+
+
+def test_an_operation_that_varies_names_nobody(launcher: Launcher) -> None:
+    run = checked(launcher, NANO_VARIES="1")
+    assert run.exit_code == 2, run.output
+    assert "an operation of the command varies" in run.output.splitlines()[-1]
+    assert "SUSPECT" not in run.output
+
+
+def test_the_module_that_made_a_nan_is_named(launcher: Launcher) -> None:
+    run = checked(launcher, on_cpu1="NANO_NAN=forward")
+    assert run.exit_code == 20, run.output
+    assert "CPU1 failed first: non-finite gradient at step 3, born in h.1.fc" in run.output
+
+
+def test_what_was_not_watched_to_its_end_is_not_passed(launcher: Launcher, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    run = checked(launcher, "--seed=1", script=script, workers=2)
+    assert run.exit_code == 75, run.output
+    assert run.output.count("to the end") == 2
+    assert "not watched from step 2 on: TypeError" in run.output
