@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from model_check.events import (
     AskVectors,
@@ -79,12 +80,17 @@ def test_each_step_is_told(clean: Ran) -> None:
     )
 
 
+def slow(*values: object) -> ParameterSet:
+    """A case of a class that another one shows in each run of the tests."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "env",
     [
-        {"NANO_OPTIMIZER": "two"},
+        slow({"NANO_OPTIMIZER": "two"}),
         {"NANO_OPTIMIZER": "lbfgs"},
-        {"NANO_ACCUMULATION": "3"},
+        slow({"NANO_ACCUMULATION": "3"}),
         {"NANO_SCALER": "1"},
         {"NANO_COMPILE": "1"},
     ],
@@ -104,9 +110,9 @@ def test_a_watched_run_is_the_run_and_two_are_equal(env: dict[str, str], tmp_pat
 @pytest.mark.parametrize(
     ("kind", "name", "optimizer"),
     [
-        ("weight", "h.1.fc.weight", "one"),
+        slow("weight", "h.1.fc.weight", "one"),
         ("exp_avg", "h.0.out.weight", "one"),
-        ("exp_avg_sq", "wte.weight", "one"),
+        slow("exp_avg_sq", "wte.weight", "one"),
         ("momentum_buffer", "h.1.fc.bias", "two"),
     ],
 )
@@ -162,11 +168,11 @@ def test_an_operation_that_varies_is_told(tmp_path: Path) -> None:
     "broken",
     [
         "model_check.instrument.update.WatchedUpdate.take",
-        "model_check.instrument.update.WatchedUpdate.end",
-        "model_check.hooks.fingerprints.FlowSums.take",
-        "model_check.instrument.rehearsal.Rehearsal.run",
+        slow("model_check.instrument.update.WatchedUpdate.end"),
+        slow("model_check.hooks.fingerprints.FlowSums.take"),
+        slow("model_check.instrument.rehearsal.Rehearsal.run"),
         "model_check.instrument.watcher.roots_of",
-        "model_check.instrument.watcher.Watcher._stay_in_step",
+        slow("model_check.instrument.watcher.Watcher._stay_in_step"),
     ],
 )
 def test_a_hook_that_raises_ends_the_watching_and_nothing_else(
@@ -292,7 +298,7 @@ def test_a_script_that_fails_fails_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("bash", "-c", "exec {python} {nano}"),
+        slow(("bash", "-c", "exec {python} {nano}")),
         ("bash", "-c", "{python} {nano} | cat"),
         ("{python}", "-c", "import subprocess, sys; subprocess.run(['{python}', '{nano}'])"),
     ],
