@@ -58,11 +58,12 @@ from model_check.errors import (
     NoGpuError,
     PeerLost,
 )
-from model_check.events import SCHEMA, Beat, Done, EventSink, Phase, Scalar
+from model_check.events import Beat, Done, EventSink, Phase, Scalar
 from model_check.utils.garbage import keep_imports, leave
 from model_check.utils.host_memory import host_memory_bytes
 from model_check.utils.secrets import mask_others, masked
 from model_check.utils.standard_streams import open_missing_streams
+from model_check.utils.wire import SCHEMA
 from model_check.utils.words import Say
 from model_check.utils.worker_env import TOKEN_CACHE, RankEnv, WorkerEnv
 

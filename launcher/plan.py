@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from launcher import run_dir
 from launcher.gpus.probe import Gpu
 from model_check.config.load import ENVIRONMENT
-from model_check.utils import worker_env
+from model_check.utils import wire, worker_env
 from model_check.utils.project_files import PROJECT
 
 _INTERACTIVE = ("PYTHONINSPECT", "PYTHONSTARTUP")
@@ -206,14 +206,14 @@ def _instruments(check: Check, env: Mapping[str, str], *, is_held: bool) -> dict
         "PYTHONPATH": os.pathsep.join(filter(None, [site, env.get("PYTHONPATH")])),
         # The order of sets of strings, and with it that of parameters or files, may hang on it.
         "PYTHONHASHSEED": env.get("PYTHONHASHSEED", "0"),
-        worker_env.INSTRUMENT: str(PROJECT),
+        wire.INSTRUMENT: str(PROJECT),
     }
     if is_held:
-        told[worker_env.HELD] = "1"
+        told[wire.HELD] = "1"
     if check.seed is not None:
-        told[worker_env.SEED] = str(check.seed)
+        told[wire.SEED] = str(check.seed)
     if check.max_steps is not None:
-        told[worker_env.STOP_AFTER] = str(check.max_steps - 1)
+        told[wire.STOP_AFTER] = str(check.max_steps - 1)
     return told
 
 
@@ -268,7 +268,7 @@ def _trainer_env(place: Place, num_workers: int, context: LaunchContext) -> dict
     if context.comparison and num_workers == 1:
         env[worker_env.HAS_PLACE] = "1"
     if place.name in context.held:
-        env[worker_env.HELD] = "1"
+        env[wire.HELD] = "1"
     if context.token_cache is not None:
         env[worker_env.TOKEN_CACHE] = str(context.token_cache)
     return env
@@ -298,7 +298,7 @@ def _worker_env(place: Place, num_workers: int, context: LaunchContext) -> dict[
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": place.gpu.uuid if place.gpu else "",
         worker_env.GPU_RANK: str(place.index),
-        worker_env.WORKER: place.name,
+        wire.WORKER: place.name,
         worker_env.NUM_WORKERS: str(num_workers),
     }
     if place.gpu:
@@ -319,6 +319,6 @@ def _base_env(context: LaunchContext) -> dict[str, str]:
     return {
         **context.environ,
         "PYTHONUNBUFFERED": "1",
-        worker_env.RUN_DIR: str(context.run_dir),
+        wire.RUN_DIR: str(context.run_dir),
         worker_env.RUN_NAME: run_dir.name_of(context.run_dir, context.comparison),
     }

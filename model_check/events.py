@@ -17,9 +17,6 @@ import msgspec
 
 from model_check.utils.fingerprint import describe_flip, label
 
-SCHEMA = 1
-"""The version of the lines; a worker's first event carries it."""
-
 STACKS_SIGNAL = "stacks_signal"
 """A key of a phase's detail: the number of the signal at which the worker writes its stacks."""
 
@@ -193,9 +190,6 @@ class Sample(_Event, frozen=True, kw_only=True, tag="sample"):
 
 class Beat(_Event, frozen=True, kw_only=True, tag="beat"):
     """Still alive, within a long operation that has no events of its own: every BEAT_S."""
-
-
-BEAT_S = 0.25
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

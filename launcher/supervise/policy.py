@@ -20,9 +20,9 @@ from model_check.errors import (
     describe_exit,
     exit_code_of,
 )
-from model_check.events import BEAT_S
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.requests import request_of
+from model_check.utils.wire import BEAT_S
 from model_check.utils.words import listed
 
 LINGER_S = 5.0

@@ -25,7 +25,8 @@ from model_check.errors import EXIT_INTERNAL, EXIT_NON_FINITE, ModelCheckError, 
 from model_check.events import STACKS_SIGNAL, Done, Event, NonFinite, Phase, Scalar, Step
 from model_check.utils.child import child_command
 from model_check.utils.secrets import masked
-from model_check.utils.worker_env import EVENTS_FD, RUN_TAG
+from model_check.utils.wire import EVENTS_FD
+from model_check.utils.worker_env import RUN_TAG
 
 _NUM_STEPS = 9
 _NUM_LAST_LINES = 50

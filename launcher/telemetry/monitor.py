@@ -19,7 +19,8 @@ from launcher.output.append_file import AppendFile
 from launcher.telemetry.health import Record, trouble_symptom
 from launcher.telemetry.xids import xid_symptom
 from launcher.verdict.health import Health
-from model_check.events import SCHEMA, GpuEvent, Trouble, Watched, Xid, encode
+from model_check.events import GpuEvent, Trouble, Watched, Xid, encode
+from model_check.utils.wire import SCHEMA
 from model_check.utils.worker_env import telemetry_path
 
 DEADLINE_S = 10.0

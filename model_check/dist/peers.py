@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from model_check.errors import PeerLost
-from model_check.events import BEAT_S
+from model_check.utils.wire import BEAT_S
 from model_check.utils.words import first_line
 
 LOOK_S = 0.01

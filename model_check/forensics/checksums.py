@@ -11,6 +11,8 @@ from torch import Tensor
 from model_check.forensics.fingerprint import as_int64
 from model_check.utils.fingerprint import BEFORE, flipped, weight
 
+NUM_KEPT = 8
+"""Steps whose vectors a worker keeps: more than workers may be apart."""
 _NUM_INDICES = 1024
 """A run needs a few for each slot of a rotation."""
 _MODULUS = 1 << 64

@@ -4,10 +4,14 @@ from collections import deque
 
 from model_check.engine.results import StepMetrics
 from model_check.events import Break, Vectors
-from model_check.forensics.checksums import Change, ChecksumKey, ChecksumVector, Continuity
+from model_check.forensics.checksums import (
+    NUM_KEPT,
+    Change,
+    ChecksumKey,
+    ChecksumVector,
+    Continuity,
+)
 
-NUM_KEPT = 8
-"""Steps whose vectors stay: more than workers may be apart."""
 _PASSES = ("forward", "backward", "gradients")
 """What depends on weights and data alone."""
 

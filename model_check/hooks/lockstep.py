@@ -8,7 +8,6 @@ from collections.abc import Callable
 from model_check.engine.results import StepData, StepResult
 from model_check.engine.stop import EndedEarly, StopSignal
 from model_check.events import (
-    BEAT_S,
     AskVectors,
     Beat,
     Credit,
@@ -20,6 +19,7 @@ from model_check.events import (
     Vectors,
 )
 from model_check.hooks.hook import Hook
+from model_check.utils.wire import BEAT_S
 
 
 class SupervisorClient:

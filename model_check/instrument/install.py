@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
 from model_check.instrument import generators
-from model_check.instrument.watcher import Place, Watcher
+from model_check.instrument.place import Place
+from model_check.instrument.watcher import Watcher
+from model_check.utils.wire import SEED
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 _watchers: list[Watcher] = []
@@ -28,7 +30,7 @@ def install() -> Watcher | None:
     place = Place.from_environ()
     if place is None:
         return None
-    if (seed := os.environ.get("MODEL_CHECK_SEED", "")).isdigit():
+    if (seed := os.environ.get(SEED, "")).isdigit():
         generators.seed(int(seed))
     watcher = Watcher(place)
     _watchers.append(watcher)

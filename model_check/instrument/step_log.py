@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_check.forensics.checksums import Change, ChecksumVector
+from model_check.forensics.checksums import NUM_KEPT, Change, ChecksumVector
 from model_check.instrument.finite import LeafSums, as_origin
 from model_check.instrument.sink import PlainSink
 from model_check.instrument.update import Updated, WatchedUpdate
 
-_NUM_KEPT = 8
-"""Steps whose vectors stay: more than workers may be apart."""
 _NUM_NAMED = 64
 EXIT_NONFINITE = 20
 
@@ -41,7 +39,7 @@ class StepLog:
     def __init__(self, sink: PlainSink) -> None:
         self._sink = sink
         self._pending: deque[Pending] = deque()
-        self._kept: deque[ChecksumVector] = deque(maxlen=_NUM_KEPT)
+        self._kept: deque[ChecksumVector] = deque(maxlen=NUM_KEPT)
         self._has_told_writes = False
 
     def take(self, pending: Pending) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from model_check.instrument.sink import PlainSink
+from model_check.utils.wire import BEAT_S
 
-_BEAT_S = 0.25
-"""As in model_check.events."""
 Command = dict[str, Any]
 
 
@@ -56,8 +55,8 @@ class Supervised:
         return self._permit < math.inf and self._sink.is_open
 
     def _wait(self) -> None:
-        until = time.monotonic() + _BEAT_S
-        self._serve(_BEAT_S)
+        until = time.monotonic() + BEAT_S
+        self._serve(BEAT_S)
         if time.monotonic() >= until:
             self._sink.emit("beat")
 

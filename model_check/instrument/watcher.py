@@ -2,7 +2,6 @@
 what the script prints, returns, draws or trains."""
 
 import functools
-import hashlib
 import math
 import os
 import resource
@@ -11,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -22,47 +20,22 @@ from model_check.forensics.checksums import joined
 from model_check.forensics.fingerprint import Kernel, fingerprint_for, has_fingerprint
 from model_check.hooks.fingerprints import FlowSums
 from model_check.instrument import generators
+from model_check.instrument.build import described
 from model_check.instrument.finite import LeafSums
 from model_check.instrument.model_hooks import ModuleHook, tensors_in
 from model_check.instrument.names import Root, leaves_of, named, root_of, roots_of, sites_of
+from model_check.instrument.place import Place
 from model_check.instrument.rehearsal import Rehearsal
 from model_check.instrument.sink import PlainSink
 from model_check.instrument.step_log import Pending, StepLog, on_host
 from model_check.instrument.supervised import Command, Supervised
 from model_check.instrument.update import Updated, WatchedUpdate, device_of, parameters_of
+from model_check.utils.wire import SCHEMA
 
-_SCHEMA = 1
-"""As in model_check.events."""
 _MOST_CALLS = 4096
 """Of a model, without a step behind them: what flows is not noted any further."""
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Place:
-    """What the environment says."""
-
-    worker: str
-    run_dir: Path
-    events_fd: int
-    is_held: bool = False
-    stop_after: int | None = None
-
-    @classmethod
-    def from_environ(cls) -> "Place | None":
-        get = os.environ.get
-        fd, run_dir = get("MODEL_CHECK_EVENTS_FD", ""), get("MODEL_CHECK_RUN_DIR")
-        if not (fd.isdigit() and run_dir):
-            return None
-        stop_after = get("MODEL_CHECK_STOP_AFTER", "")
-        return cls(
-            get("MODEL_CHECK_WORKER", "worker"),
-            Path(run_dir),
-            int(fd),
-            bool(get("MODEL_CHECK_HELD")),
-            int(stop_after) if stop_after.isdigit() else None,
-        )
 
 
 def guarded(
@@ -140,13 +113,8 @@ class Watcher:
         if self._pid is not None:
             return True
         place = self._place
-        # The number of the socket: a replay has the same name.
-        number = os.fstat(place.events_fd).st_ino
-        mark = place.run_dir / f"{place.worker.lower()}.{number}.claimed"
         sink = PlainSink(place.events_fd)
-        try:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
+        if not place.claim():
             self._is_refused = True
             sink.emit("note", text=f"process {os.getpid()} trains, too, and is not watched")
             sink.forget()
@@ -157,29 +125,13 @@ class Watcher:
         self._client = Supervised(
             sink, is_held=place.is_held, tell_vectors=log.tell_vectors, keep=self._keep
         )
-        sink.emit("phase", name="import", detail={"schema": _SCHEMA})
-        sink.emit("phase", name="build", detail=self._described(optimizer))
+        kernel = self._kernel(device_of(optimizer)).name
+        built = described(optimizer, self._present_optimizers(), kernel)
+        sink.emit("phase", name="import", detail={"schema": SCHEMA})
+        sink.emit("phase", name="build", detail=built)
         sink.emit("phase", name="train", detail={})
         self._began, self._cpu = time.monotonic(), time.process_time()
         return True
-
-    def _described(self, optimizer: Optimizer) -> dict[str, Any]:
-        device, parameters = device_of(optimizer), parameters_of(optimizer)
-        on_gpu = device.type == "cuda"
-        optimizers = self._present_optimizers()
-        kinds = ", ".join(type(each).__name__ for each in optimizers)
-        detail = {
-            "device_name": torch.cuda.get_device_name(device) if on_gpu else device.type,
-            "num_threads": None if on_gpu else torch.get_num_threads(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "dtype": str(parameters[0].dtype).removeprefix("torch."),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "fingerprints": f"full, {self._kernel(device).name}",
-            "optimizer": kinds,
-            "settings": _digest_of(optimizers),
-        }
-        return {key: value for key, value in detail.items() if value is not None}
 
     def _present_optimizers(self) -> list[Optimizer]:
         return [each for each in (ref() for ref in self._optimizers) if each is not None]
@@ -507,19 +459,3 @@ def _num_tokens(tensors: Sequence[Tensor]) -> int:
     if whole:
         return whole[0].numel()
     return len(tensors[0]) if tensors and tensors[0].ndim else 0
-
-
-def _digest_of(optimizers: Sequence[Optimizer]) -> str:
-    """What decides the steps, as far as it shows: shapes, and how they are updated."""
-    digest = hashlib.blake2b(digest_size=8)
-    for optimizer in optimizers:
-        digest.update(type(optimizer).__name__.encode())
-        for group in optimizer.param_groups:
-            plain = {k: v for k, v in sorted(group.items()) if _is_plain(v)}
-            shapes = [(tuple(p.shape), str(p.dtype)) for p in group["params"]]
-            digest.update(repr((plain, shapes)).encode())
-    return digest.hexdigest()
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, int | float | str | tuple)

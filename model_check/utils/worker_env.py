@@ -10,26 +10,17 @@ from msgspec import Struct
 
 from model_check.errors import ConfigError
 from model_check.utils.slurm import first_address, step_key, step_port, tasks_on_node
+from model_check.utils.wire import EVENTS_FD, HELD, RUN_DIR, WORKER
 
 RUN_PREFIX = "model_check_logs_"
 """A run directory that nobody named is `model_check_logs_<PID>_<timestamp>`."""
-EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
-RUN_DIR = "MODEL_CHECK_RUN_DIR"
-WORKER = "MODEL_CHECK_WORKER"
 NUM_WORKERS = "MODEL_CHECK_NUM_WORKERS"
-HELD = "MODEL_CHECK_HELD"
 HAS_PLACE = "MODEL_CHECK_HAS_PLACE"
 EXPECTED_UUID = "MODEL_CHECK_GPU_UUID"
 RUN_NAME = "MODEL_CHECK_RUN_NAME"
 RUN_TAG = "MODEL_CHECK_RUN_TAG"
 TOKEN_CACHE = "MODEL_CHECK_TOKEN_CACHE"
 STORE_FD = "MODEL_CHECK_STORE_FD"
-INSTRUMENT = "MODEL_CHECK_INSTRUMENT"
-"""The root of this project: the worker is a command of a person's own, whose steps are watched."""
-SEED = "MODEL_CHECK_SEED"
-"""With which such a command's random numbers begin."""
-STOP_AFTER = "MODEL_CHECK_STOP_AFTER"
-"""The step, counted from 0, behind which such a command ends."""
 GPU_RANK = "GPU_RANK"
 RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"

@@ -43,7 +43,7 @@ from model_check.events import (
 )
 from model_check.hooks.hook import Hook, RunObserver
 from model_check.train import StepContext
-from model_check.utils.worker_env import HELD
+from model_check.utils.wire import HELD
 from tests.deadline import DEADLINE_S
 
 H = TypeVar("H", bound=Hook)

@@ -17,14 +17,8 @@ from launcher.plan import (
     plan_training,
 )
 from model_check.utils.project_files import PROJECT
-from model_check.utils.worker_env import (
-    HELD,
-    INSTRUMENT,
-    RANK_VARIABLES,
-    SEED,
-    STOP_AFTER,
-    STORE_FD,
-)
+from model_check.utils.wire import HELD, INSTRUMENT, SEED, STOP_AFTER
+from model_check.utils.worker_env import RANK_VARIABLES, STORE_FD
 
 H100 = Gpu(
     index=3,

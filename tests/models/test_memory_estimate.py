@@ -33,7 +33,8 @@ from model_check.config.shape import geometry
 from model_check.data.build.prepare import prepare
 from model_check.events import Done, decode
 from model_check.init import build_model
-from model_check.utils.worker_env import EVENTS_FD, TOKEN_CACHE
+from model_check.utils.wire import EVENTS_FD
+from model_check.utils.worker_env import TOKEN_CACHE
 from tests.deadline import DEADLINE_S
 
 Make = Callable[..., Settings]

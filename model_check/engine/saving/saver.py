@@ -32,10 +32,11 @@ from model_check.engine.sharded.parts import like
 from model_check.engine.sharded.shards import Sums, own_sums
 from model_check.engine.state import TrainingState
 from model_check.errors import PeerLost
-from model_check.events import BEAT_S, Saved
+from model_check.events import Saved
 from model_check.forensics.fingerprint import Fingerprint
 from model_check.forensics.shard import own_values
 from model_check.utils.checkpoint_names import content_of, sharded_name, steps_of
+from model_check.utils.wire import BEAT_S
 
 if TYPE_CHECKING:
     from model_check.engine.sharded.together import Together

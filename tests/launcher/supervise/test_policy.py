@@ -26,9 +26,9 @@ from launcher.verdict.observer import SETTLE_S, SETTLE_STEPS
 from launcher.verdict.record import Stop
 from model_check.config.ranks import SILENCE_PATIENCE
 from model_check.errors import EXIT_HANG
-from model_check.events import BEAT_S
 from model_check.utils.evidence import EVIDENCE_BYTES_PER_S, EVIDENCE_S
 from model_check.utils.requests import request_of
+from model_check.utils.wire import BEAT_S
 
 NO_LIMIT = Limits(grace_s=10, silence_s=0)
 HALF_A_MINUTE = Limits(grace_s=10, silence_s=30)

@@ -1,0 +1,45 @@
+"""A process's place in a supervised run, as its environment tells it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_check.utils import wire
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the environment says."""
+
+    worker: str
+    run_dir: Path
+    events_fd: int
+    is_held: bool = False
+    stop_after: int | None = None
+    """The step behind which it ends."""
+
+    @classmethod
+    def from_environ(cls) -> "Place | None":
+        get = os.environ.get
+        fd, run_dir = get(wire.EVENTS_FD, ""), get(wire.RUN_DIR)
+        if not (fd.isdigit() and run_dir):
+            return None
+        stop_after = get(wire.STOP_AFTER, "")
+        return cls(
+            get(wire.WORKER, "worker"),
+            Path(run_dir),
+            int(fd),
+            bool(get(wire.HELD)),
+            int(stop_after) if stop_after.isdigit() else None,
+        )
+
+    def claim(self) -> bool:
+        """Whether this process is the worker: of all that step the first one is."""
+        # The number of the socket: a replay has the same name.
+        number = os.fstat(self.events_fd).st_ino
+        mark = self.run_dir / f"{self.worker.lower()}.{number}.claimed"
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return False
+        return True

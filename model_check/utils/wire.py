@@ -1,0 +1,18 @@
+"""What a supervisor and its workers have agreed on: the version of the lines, and the names by
+which a worker finds its place. Standard library alone: a command of a person's own reads it."""
+
+SCHEMA = 1
+"""The version of the lines; a worker's first event carries it."""
+BEAT_S = 0.25
+"""Seconds from one sign of life to the next, within a long wait."""
+
+EVENTS_FD = "MODEL_CHECK_EVENTS_FD"
+RUN_DIR = "MODEL_CHECK_RUN_DIR"
+WORKER = "MODEL_CHECK_WORKER"
+HELD = "MODEL_CHECK_HELD"
+INSTRUMENT = "MODEL_CHECK_INSTRUMENT"
+"""The root of this project: the worker is a command of a person's own, whose steps are watched."""
+SEED = "MODEL_CHECK_SEED"
+"""With which such a command's random numbers begin."""
+STOP_AFTER = "MODEL_CHECK_STOP_AFTER"
+"""The step, counted from 0, behind which such a command ends."""
