@@ -364,6 +364,8 @@ class Watcher:
             event["busy_ms"] = (time.process_time() - self._cpu) * 1000
         if self._step == 0 and self._repeated is not None:
             event["repeated"] = self._repeated
+        if self._step == 0 and self._rehearsal is not None and self._rehearsal.why_not:
+            self._note(f"first step not computed again: {self._rehearsal.why_not}")
         losses = [x.reshape(()).double() for x in noted.losses]
         numbers = [vector.values, updated.grad_norms]
         numbers += [torch.stack(losses)] if losses else []

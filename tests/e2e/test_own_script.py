@@ -81,7 +81,7 @@ def test_a_script_without_a_seed_repeats_with_one(launcher: Launcher) -> None:
 
 
 def test_an_operation_that_varies_names_nobody(launcher: Launcher) -> None:
-    run = checked(launcher, NANO_VARIES="1")
+    run = checked(launcher, NANO_VARIES="forward")
     assert run.exit_code == 2, run.output
     assert "an operation of the command varies" in run.output.splitlines()[-1]
     assert "SUSPECT" not in run.output

@@ -1,6 +1,7 @@
 """A loop as nanoGPT's: clip, dropout, tied weights. NANO_...: what a test changes in it."""
 
 import hashlib
+import itertools
 import os
 import random
 
@@ -19,6 +20,22 @@ AT = [0]
 kind, name, place, *_ = (get("NANO_FLIP", "") + ":::").split(":")
 
 
+def vary(x):
+    return x * (1 + 1e-6 * (os.urandom(1)[0] > 127))
+
+
+class Varying(torch.autograd.Function):
+    """Of its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return vary(gradient)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +47,7 @@ class Block(nn.Module):
         if get("NANO_NAN") == "backward" and AT[0] == 3 and self is model.h[1]:
             x = x * (x * 0).sqrt().mean().add(1)
         if get("NANO_VARIES"):
-            x = x * (1 + 1e-6 * (os.urandom(1)[0] > 127))
+            x = vary(x) if get("NANO_VARIES") == "forward" else Varying.apply(x)
         return x + self.drop(self.out(F.gelu(self.fc(self.ln(x)))))
 
 
@@ -63,6 +80,9 @@ model = GPT()
 if get("NANO_COMPILE"):
     model = torch.compile(model, backend="eager")
 parameters = list(model.parameters())
+if get("NANO_HOOK"):
+    calls = itertools.count(1)
+    parameters[1].register_hook(lambda gradient: print("gradient", next(calls)))
 named = dict(model.named_parameters())
 if get("NANO_OPTIMIZER") == "two":
     optimizers = [

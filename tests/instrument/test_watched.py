@@ -159,9 +159,19 @@ def test_the_module_that_made_a_nan_is_named(direction: str, clean: Ran, tmp_pat
     assert "h.1.out.bias" not in found.names or direction == "forward"
 
 
-def test_an_operation_that_varies_is_told(tmp_path: Path) -> None:
-    ran = watched(NANO, tmp_path / "a", env={"NANO_VARIES": "1"})
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_an_operation_that_varies_is_told(direction: str, tmp_path: Path) -> None:
+    ran = watched(NANO, tmp_path / "a", env={"NANO_VARIES": direction})
     assert ran.of(Step)[0].repeated is False
+
+
+def test_gradients_that_a_script_hooks_are_not_computed_again(tmp_path: Path) -> None:
+    """It would see them more than once."""
+    ran = watched(NANO, tmp_path / "a", env={"NANO_HOOK": "1"})
+    assert [f"gradient {n}" in ran.stdout for n in (1, 6, 7)] == [True, True, False]
+    assert ran.of(Step)[0].repeated
+    text = "first step not computed again: backward: the script hooks its gradients"
+    assert [note.text for note in ran.of(Note)] == [text]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +243,7 @@ def test_it_needs_nothing_newer_than_python_3_10(tmp_path: Path) -> None:
     places += [ROOT / "model_check" / "hooks" / "fingerprints.py"]
     code = "import sys\nfor p in sys.argv[1:]: compile(open(p).read(), p, 'exec')"
     subprocess.run([python, "-c", code, *map(str, places)], check=True)
-    of_utils = ("fingerprint", "held", "user_cache", "words")  # all that it uses without torch
+    of_utils = ("fingerprint", "held", "user_cache", "wire", "words")  # all that it uses without torch
     modules = ", ".join(f"model_check.utils.{name}" for name in of_utils)
     subprocess.run([python, "-c", f"import {modules}"], check=True, cwd=ROOT)
 
