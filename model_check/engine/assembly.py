@@ -33,7 +33,7 @@ from model_check.events import Phase, Scalar
 from model_check.forensics.fingerprint import Kernel, fingerprint_for
 from model_check.forensics.shard import first_of, own_values
 from model_check.hooks.checksum_log import ChecksumLog
-from model_check.hooks.fingerprints import Fingerprints
+from model_check.hooks.fingerprints import Fingerprints, bytes_paid_by
 from model_check.hooks.observe.gates import tell_limits
 from model_check.hooks.observe.observers import run_observers
 from model_check.hooks.overflow import OverflowRepeat
@@ -45,13 +45,6 @@ from model_check.optim import AdamW
 from model_check.products import adds_in_float32
 from model_check.train import BatchSource, StepContext, Trainer
 from model_check.utils.fingerprint import SCHEMA as FINGERPRINTS
-
-FLOPS_PER_BYTE = {"cuda": 15_000, "cpu": 1_500}
-"""So many of a step's floating point operations pay for one byte that fingerprints read: it takes
-1 % of their time. By the data sheet an H100 does 300 in the time of a byte, at half its peak 150; a
-core of a CPU about a tenth."""
-EAGER_SLOWDOWN = 10
-"""So much longer torch's own operators take (benchmarks/fingerprint_cost.py)."""
 
 
 def build_trainer(
@@ -222,8 +215,7 @@ def _fingerprint_budget(
         return None if how == "full" else 0.0
     of_token = flops_per_token(settings, shape).full
     flops = _tokens_per_step(settings, context.world.size) * of_token
-    slowdown = EAGER_SLOWDOWN if kernel.name == "eager" else 1
-    return flops / FLOPS_PER_BYTE[context.device.type] / slowdown
+    return bytes_paid_by(flops, kernel, context.device)
 
 
 def _tokens_per_step(settings: Settings, num_ranks: int) -> int:

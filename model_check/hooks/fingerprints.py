@@ -18,16 +18,28 @@ from model_check.forensics.checksums import (
     index_of_all,
     joined,
 )
-from model_check.forensics.fingerprint import Fingerprint, num_rows, sent
+from model_check.forensics.fingerprint import Fingerprint, Kernel, num_rows, sent
 from model_check.forensics.optimizer import Block, Optimizer
 from model_check.forensics.shard import first_of, flat, is_shared, own_values
 from model_check.utils.fingerprint import BEFORE, NUM_COLUMNS
 
+_FLOPS_PER_BYTE, _OF_CPU = 15_000, 1_500
+"""So many of a step's floating point operations pay for one byte that fingerprints read: it takes
+1 % of their time. By the data sheet an H100 does 300 in the time of a byte, at half its peak 150; a
+core of a CPU about a tenth."""
+_EAGER_SLOWDOWN = 10
+"""So much longer torch's own operators take (benchmarks/fingerprint_cost.py)."""
 PART_VALUES = 1 << 26
 """A larger tensor is taken in parts, so that a slot can hold one of them."""
-_READS = 7
+READS = 7
 """Tensors read for each parameter: its gradient, and its weight and moments before and after the
 update."""
+
+
+def bytes_paid_by(flops: float, kernel: Kernel, device: torch.device) -> float:
+    """Returns the bytes that fingerprints may read in a step of so many operations."""
+    each = _FLOPS_PER_BYTE if device.type == "cuda" else _OF_CPU
+    return flops / each / (_EAGER_SLOWDOWN if kernel.name == "eager" else 1)
 
 
 @dataclass(frozen=True)
@@ -389,7 +401,7 @@ def _units_of_state(model: nn.Module | None, optimizer: Optimizer) -> Iterator[_
                     _Part(_key(kind, part, view), number, values.start, view)
                     for kind, view in views.items()
                 ],
-                num_bytes=_READS * views["weights"].nbytes,
+                num_bytes=READS * views["weights"].nbytes,
             )
 
 

@@ -22,7 +22,7 @@ def described(first: Optimizer, optimizers: Sequence[Optimizer], kernel: str) ->
         "cuda": torch.version.cuda,
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "fingerprints": f"full, {kernel}",
+        "fingerprints": f"{'full' if kernel == 'c' else 'rotate'}, {kernel}",
         "optimizer": ", ".join(type(each).__name__ for each in optimizers),
         "settings": _digest_of(optimizers),
     }

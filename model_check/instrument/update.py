@@ -1,5 +1,6 @@
 """What an update of one optimizer reads and leaves, and whether that stays until the next one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,9 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from model_check.forensics.checksums import Change, ChecksumVector, Continuity
-from model_check.forensics.fingerprint import Fingerprint
+from model_check.forensics.fingerprint import Kernel
 from model_check.forensics.optimizer import TorchOptimizer, moments_of
-from model_check.hooks.fingerprints import Fingerprints
+from model_check.hooks.fingerprints import READS, Fingerprints, bytes_paid_by
+
+_MOST_SLOTS = 16
+"""Steps in which a rotation takes everything once."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,13 @@ class Updated:
 
 class WatchedUpdate:
     def __init__(
-        self, optimizer: Optimizer, named: dict[str, nn.Parameter], fingerprint: Fingerprint
+        self, optimizer: Optimizer, named: dict[str, nn.Parameter], kernel: Kernel, num_tokens: int
     ) -> None:
+        """`num_tokens`: of a step, as far as they are known."""
         self.seen = TorchOptimizer(named.items(), optimizer)
         self._owners = parameters_of(optimizer)
-        self._fingerprints = Fingerprints(None, self.seen, fingerprint, sites=())
+        budget = _budget_bytes(self._owners, kernel, num_tokens)
+        self._fingerprints = Fingerprints(None, self.seen, kernel, sites=(), budget_bytes=budget)
         self._layout = self.seen.layout
         self._continuity = Continuity()
         self._num_done = 0
@@ -95,6 +101,19 @@ class WatchedUpdate:
         if (layout := self.seen.layout) != self._layout:
             self._layout = layout
             self._fingerprints.renew()
+
+
+def _budget_bytes(
+    parameters: Sequence[nn.Parameter], kernel: Kernel, num_tokens: int
+) -> float | None:
+    """Returns what the fingerprints of a step may read: 1 % of its time, where a token takes six
+    operations for each parameter, and not so little that a rotation would be long. None: all, as
+    the kernel for a CPU does, whose steps are slow."""
+    if kernel.name == "c":
+        return None
+    flops = 6.0 * num_tokens * sum(p.numel() for p in parameters)
+    num_bytes = READS * sum(p.nbytes for p in parameters)
+    return max(bytes_paid_by(flops, kernel, parameters[0].device), num_bytes / _MOST_SLOTS)
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

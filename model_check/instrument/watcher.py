@@ -186,7 +186,9 @@ class Watcher:
             self.meet(optimizer)
             weakref.finalize(optimizer, self._updates.pop, id(optimizer), None).atexit = False
         names = named(parameters_of(optimizer), self._roots_of(optimizer))
-        made = WatchedUpdate(optimizer, names, self._kernel(device_of(optimizer)))
+        made = WatchedUpdate(
+            optimizer, names, self._kernel(device_of(optimizer)), self._noted.num_tokens
+        )
         self._updates[id(optimizer)] = made
         if made.seen.left_out:
             self._note(f"no fingerprint is taken of {len(made.seen.left_out)} parameters")

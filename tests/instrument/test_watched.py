@@ -243,7 +243,13 @@ def test_it_needs_nothing_newer_than_python_3_10(tmp_path: Path) -> None:
     places += [ROOT / "model_check" / "hooks" / "fingerprints.py"]
     code = "import sys\nfor p in sys.argv[1:]: compile(open(p).read(), p, 'exec')"
     subprocess.run([python, "-c", code, *map(str, places)], check=True)
-    of_utils = ("fingerprint", "held", "user_cache", "wire", "words")  # all that it uses without torch
+    of_utils = (
+        "fingerprint",
+        "held",
+        "user_cache",
+        "wire",
+        "words",
+    )  # all that it uses without torch
     modules = ", ".join(f"model_check.utils.{name}" for name in of_utils)
     subprocess.run([python, "-c", f"import {modules}"], check=True, cwd=ROOT)
 
