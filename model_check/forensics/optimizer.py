@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from model_check.forensics.fingerprint import has_fingerprint
-from model_check.forensics.shard import is_dense, named_part, own_values
+from model_check.forensics.shard import is_dense, is_shared, named_part, own_values
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,10 @@ class TorchOptimizer:
     @property
     def layout(self) -> list[int]:
         """Another one where any of what an update changes is another tensor."""
-        tensors = (values for owner in self._owners for _, values in self._tensors(owner))
-        return [own_values(tensor).data_ptr() for tensor in (*self._owners, *tensors)]
+        state = self._optimizer.state
+        of_owners = (state.get(owner, {}).values() for owner in self._owners)
+        kept = (values for of_one in of_owners for values in of_one if isinstance(values, Tensor))
+        return [_place(tensor) for tensor in (*self._owners, *kept)]
 
     @torch.no_grad()
     def grad_norms(self) -> Tensor:
@@ -158,6 +160,11 @@ class TorchOptimizer:
     def _is_read(self, tensor: Tensor) -> bool:
         values = own_values(tensor)
         return has_fingerprint(values) and values.device == self._device and is_dense(values)
+
+
+def _place(tensor: Tensor) -> int:
+    """Where its values lie, read without a view: each step asks."""
+    return own_values(tensor).data_ptr() if is_shared(tensor) else tensor.data_ptr()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -1,6 +1,7 @@
 """What the parameters of an optimizer are called, where nobody tells the model."""
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -8,6 +9,8 @@ from torch import nn
 
 _WRAPPERS = ("_orig_mod", "module")
 """The only child of what torch.compile and DDP make."""
+_HAND_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d
+"""What makes no value that is not finite."""
 
 
 class Root(NamedTuple):
@@ -68,12 +71,17 @@ def sites_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module]]:
                     yield f"{prefix}{name}.{number}" if name else f"{prefix}{number}", block
 
 
-def leaves_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the modules of each model that have no other within."""
+def leaves_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yields the modules of each model that have no other within, and that compute: name, module,
+    and whether it has a parameter that is trained and no other leaf's."""
+    modules = {id(m): m for root in roots for m in root.inner.modules()}.values()
+    uses = Counter(id(p) for m in modules for p in vars(m)["_parameters"].values())
     for root, prefix in zip(roots, _prefixes(roots), strict=True):
         for name, module in root.inner.named_modules():
-            if name and not vars(module)["_modules"]:
-                yield prefix + name, module
+            if name and not (vars(module)["_modules"] or isinstance(module, _HAND_ON)):
+                own = vars(module)["_parameters"].values()
+                trained = (p for p in own if p is not None and p.requires_grad)
+                yield prefix + name, module, any(uses[id(p)] == 1 for p in trained)
 
 
 def _prefixes(roots: Sequence[Root]) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_check.forensics.checksums import NUM_KEPT, Change, ChecksumVector
-from model_check.instrument.finite import LeafSums, as_origin
+from model_check.instrument.finite import LeafSums, as_told
 from model_check.instrument.sink import PlainSink
 from model_check.instrument.update import Updated, WatchedUpdate
 
@@ -75,8 +75,8 @@ class StepLog:
         """The script ends: what it would train on is lost."""
         step, names = pending.event["step"], pending.updated.names
         bad = [name for name, is_finite in zip(names, are_finite, strict=True) if not is_finite]
-        found = pending.leaves.first_bad() if pending.leaves else None
-        origin = {} if found is None else {"origin": as_origin(found)}
+        found = pending.leaves.origin(bad) if pending.leaves else None
+        origin = {} if found is None else {"origin": as_told(found)}
         numbers = {"loss": loss, "grad_norm": grad_norm, "names": bad[:_NUM_NAMED]}
         self._sink.emit("nonfinite", step=step, where="gradient", **numbers, **origin)
         born = "" if found is None else f", born in {found.module}"

@@ -161,10 +161,11 @@ class Watcher:
             if block not in self._hooked:
                 self._hooked.add(block)
                 block.register_forward_hook(ModuleHook(functools.partial(self._after_block, name)))
-        for name, leaf in leaves_of(roots):
+        for name, leaf, has_own in leaves_of(roots):
             if leaf not in self._leaves:
                 self._leaves.add(leaf)
-                leaf.register_forward_hook(ModuleHook(functools.partial(self._after_leaf, name)))
+                after = functools.partial(self._after_leaf, name, has_own)
+                leaf.register_forward_hook(ModuleHook(after))
         for root in roots:
             self._hooked.add(root.inner)
             if root.outer not in self._hooked or root.outer is root.inner:
@@ -235,17 +236,19 @@ class Watcher:
         self._see(name, output)
 
     @guarded
-    def _after_leaf(self, name: str, _module: nn.Module, _args: Any, output: Any) -> None:
+    def _after_leaf(
+        self, name: str, has_own: bool, _module: nn.Module, _args: Any, output: Any
+    ) -> None:
         x = next((x for _, x in tensors_in(output) if x.is_floating_point()), None)
         if x is not None:
-            self._noted.leaves.take(name, x, is_forward=True)
-            if x.requires_grad:
+            self._noted.leaves.take(name, x)
+            if x.requires_grad and not has_own:
                 x.register_hook(functools.partial(self._see_of_leaf, name))  # type: ignore[no-untyped-call]
 
     @guarded
     def _see_of_leaf(self, name: str, gradient: Tensor | None) -> None:
         if gradient is not None:
-            self._noted.leaves.take(name, gradient, is_forward=False)
+            self._noted.leaves.take_gradient(name, gradient)
 
     def _flow_at(self, module: nn.Module) -> FlowSums | None:
         if self._flow is None:

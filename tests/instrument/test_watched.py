@@ -152,7 +152,7 @@ def test_the_module_that_made_a_nan_is_named(direction: str, clean: Ran, tmp_pat
     (found,) = ran.of(NonFinite)
     assert (found.step, found.where) == (3, "gradient")
     assert found.origin is not None
-    module = "h.1.fc" if direction == "forward" else "h.0.drop"
+    module = "h.1.fc" if direction == "forward" else "h.0.out"
     assert (found.origin.direction, found.origin.module) == (direction, module)
     assert ran.steps == clean.steps[:3]
     assert [done.exit_code for done in ran.of(Done)] == [20]
