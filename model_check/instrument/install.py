@@ -30,6 +30,8 @@ def install() -> Watcher | None:
         return None
     if (seed := os.environ.get("MODEL_CHECK_SEED", "")).isdigit():
         generators.seed(int(seed))
+    if os.environ.get("MODEL_CHECK_DETERMINISTIC"):
+        torch.use_deterministic_algorithms(True, warn_only=True)
     watcher = Watcher(place)
     _watchers.append(watcher)
     _Hooks(watcher)
