@@ -11,9 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.compare.arms import BOTH, Arm, split_arms
-from launcher.levels import DEFAULT, LEVELS
+from launcher.levels import DEFAULT, DETERMINISTIC, LEVELS, SEED
 from launcher.verbs import RUN, VERBS, Verb, check_word, help_of
-from launcher.verdict.record import SEED
 from model_check.config.arguments import (
     Parser,
     add_resume_option,
@@ -137,6 +136,11 @@ def _refuse_unsuitable(
     """Raises UsageError."""
     if command and verb.starts_run and not verb.takes_command:
         raise UsageError(f"{verb.name}: `-- COMMAND` is for a run of your own command")
+    if verb.name == "check" and not command and getattr(names, DETERMINISTIC):
+        raise UsageError(
+            "check: --deterministic is for `-- COMMAND`: our own training is deterministic unless "
+            "system.deterministic is false"
+        )
     of_run = (command, names.dry_run, names.run_dir, arms, names.gpu_model)
     if any(of_run) and not verb.starts_run:
         raise UsageError(
@@ -175,6 +179,8 @@ def parser_of(verb: Verb) -> Parser:
     if verb.name == "check":
         seed = "of the random numbers that COMMAND, or our training, begins with (system.seed)"
         parser.setting(SEED, "--seed", metavar="N", help=seed)
+        form = "COMMAND takes torch's deterministic operations, and others where it has none"
+        parser.setting(DETERMINISTIC, "--deterministic", nargs=0, const=True, help=form)
     if verb.name == "doctor":
         quick = "NVML and the history of the GPUs alone, in 10 s at most"
         add("--quick", action="store_true", help=quick)

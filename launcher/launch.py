@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,18 +19,19 @@ from launcher.doctor.machine import check_command
 from launcher.gpus.probe import Gpu, GpuProbe
 from launcher.gpus.sizes import fitted, memory_gib
 from launcher.history.gpu_history import GpuHistory, path_of
-from launcher.levels import MAX_STEPS, notes_on_level
+from launcher.levels import DETERMINISTIC, MAX_STEPS, SEED, notes_on_level
 from launcher.nodes.absence import Absence
 from launcher.nodes.failures import silence_limit_s
 from launcher.nodes.interfaces import check_interfaces
 from launcher.nodes.job import check_job, nodes_of_job, note_on_nodes
-from launcher.plan import Check, LaunchContext, WorkerSpec, plan_command, plan_training
+from launcher.plan import LaunchContext, WorkerSpec, plan_command, plan_training
 from launcher.supervise.policy import MOMENT_S, Limits
 from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
 from launcher.verdict.observer import NEVER
-from launcher.verdict.record import SEED
+from launcher.verdict.own_command import CheckedCommand
 from model_check.config.checkpoint_settings import checkpoints_at
+from model_check.config.layers import command_line
 from model_check.config.load import Loaded, load, with_checkpoints
 from model_check.config.ranks import JOBS
 from model_check.config.resume import AUTO
@@ -54,6 +56,9 @@ class Launch(Struct, frozen=True):
     """When this process did, monotonic seconds."""
     started_at: float = field(default_factory=time.time)
     """When it was planned, seconds since the epoch."""
+    check: CheckedCommand | None = None
+    """Of a command of a person's own; None: our trainer, or a command that is compared with
+    nothing."""
     golden: Golden | None = None
     """The file that launch.golden names."""
     nodes: SlurmStep | None = None
@@ -77,14 +82,6 @@ class Launch(Struct, frozen=True):
     def is_job(self) -> bool:
         """Whether the workers are the ranks of one."""
         return self.context.num_ranks is not None
-
-    @property
-    def check(self) -> Check | None:
-        """Of a command of a person's own; None: our trainer, or a command that is compared with
-        nothing."""
-        asked, arguments = self.loaded.asked_for, self.arguments
-        check = Check(seed=asked.get(SEED), max_steps=asked.get(MAX_STEPS))
-        return check if arguments.command and arguments.level else None
 
     @property
     def _held(self) -> frozenset[str]:
@@ -172,10 +169,9 @@ def make_launch(
         more_notes += size_notes
         if not arguments.level:
             loaded = with_checkpoints(loaded, num_copies=1 if is_job else len(picked.places))
+    check = _check_of(arguments, loaded)
     if arguments.level:
-        names = {gpu.name for gpu in gpus}
-        is_command = bool(arguments.command)
-        more_notes += notes_on_level(arguments.level, loaded, names, is_command=is_command)
+        more_notes += notes_on_level(arguments.level, loaded, {gpu.name for gpu in gpus}, check)
     picked = replace(picked, notes=(*picked.notes, *more_notes))
     system = replace(loaded.settings.system, device=loaded.device)
     settings = replace(loaded.settings, system=system)
@@ -201,8 +197,23 @@ def make_launch(
         notes = [*notes, note]
     picked = replace(picked, notes=(*picked.notes, *notes))
     loaded = replace(loaded, settings=settings)
-    launch = Launch(arguments, loaded, picked, context, nodes=nodes)
+    launch = Launch(arguments, loaded, picked, context, check=check, nodes=nodes)
     return launch if settings.launch.golden is None else _with_golden(launch, settings)
+
+
+def _check_of(arguments: RunArguments, loaded: Loaded) -> CheckedCommand | None:
+    """By the command line and the level of a check: a preset, and a settings file, are for our own
+    training."""
+    if not (arguments.command and arguments.level):
+        return None
+    request = arguments.request
+    typed = {label for label, _ in command_line(request.overrides, request.flags)}
+    _, of_level = request.level or ("", {})
+
+    def asked(name: str) -> Any:
+        return loaded.value(name) if loaded.sources[name] in typed else of_level.get(name)
+
+    return CheckedCommand(asked(SEED), bool(asked(DETERMINISTIC)), asked(MAX_STEPS))
 
 
 def _context(

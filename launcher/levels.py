@@ -6,14 +6,14 @@ from contextlib import suppress
 from typing import Any
 
 from launcher.gpus.sizes import PRODUCTION
-from launcher.verdict.record import SEED, seeded
+from launcher.verdict.own_command import CheckedCommand
 from model_check.config.load import Loaded
 from model_check.config.schema import Settings
 from model_check.errors import UsageError
 
 _GPUS = {"system.device": "cuda"}
 """A node whose driver is gone must not pass for its CPU."""
-MAX_STEPS = "training.max_steps"
+MAX_STEPS, SEED, DETERMINISTIC = "training.max_steps", "system.seed", "system.deterministic"
 LEVELS: dict[str, dict[str, Any]] = {
     "quick": {**_GPUS, MAX_STEPS: 20},
     "full": _GPUS,
@@ -30,32 +30,31 @@ _MEASURED = "NVIDIA H100 80GB HBM3"
 
 
 def notes_on_level(
-    level: str, loaded: Loaded, gpu_names: Collection[str], *, is_command: bool
+    level: str, loaded: Loaded, gpu_names: Collection[str], check: CheckedCommand | None
 ) -> Iterator[str]:
-    """Lines for a person. `gpu_names`: the drivers' names of the GPUs taken; empty on a CPU."""
+    """Lines for a person. `gpu_names`: the drivers' names of the GPUs taken; empty on a CPU.
+    `check`: of a command; None: our training."""
     settings = loaded.settings
     steps = f"the same {settings.training.max_steps} training steps"
-    what = "your command" if is_command else steps
+    what = steps if check is None else "your command"
     soak_s = settings.launch.soak_s
     again = f", again and again for {duration(soak_s)}" if soak_s else ""
     yield f"check {level}: {what} on all workers at once{again}"
-    if is_command:
-        yield from _notes_on_command(loaded)
+    if check is not None:
+        yield from _notes_on_command(check)
     if not gpu_names:
         yield _ON_CPU
         return
-    if not is_command:
+    if check is None:
         yield f"{'each round' if soak_s else 'it'} takes {_time(loaded, gpu_names)}"
     yield _NOT_TESTED
 
 
-def _notes_on_command(loaded: Loaded) -> Iterator[str]:
-    asked = loaded.asked_for
+def _notes_on_command(check: CheckedCommand) -> Iterator[str]:
     yield "what its torch optimizers do is compared bit for bit; the command itself is not changed"
-    if (steps := asked.get(MAX_STEPS)) is not None:
+    if (steps := check.max_steps) is not None:
         yield f"it ends after {steps} step{'s' * (steps != 1)}"
-    if (seed := asked.get(SEED)) is not None:
-        yield seeded(seed)
+    yield from check.given
 
 
 def run_seconds(settings: Settings, gpu_name: str) -> float | None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from launcher import run_dir
 from launcher.gpus.probe import Gpu
+from launcher.verdict.own_command import CheckedCommand
 from model_check.config.load import ENVIRONMENT
 from model_check.utils import wire, worker_env
 from model_check.utils.project_files import PROJECT
@@ -150,56 +151,60 @@ class ReplayPlan(Struct, frozen=True):
     """Which replay of its run this is, from 1."""
     resume: Path | None = None
     """The checkpoint that they begin with; None: the start."""
+    command: Sequence[str] = ()
+    """A command of a person's own, which begins at its start; empty: our trainer."""
+    check: CheckedCommand | None = None
+    """How that is compared."""
 
 
 def plan_replay(
     places: Sequence[Place], num_workers: int, context: LaunchContext, replay: ReplayPlan
 ) -> list[WorkerSpec]:
-    """A part of the training of `num_workers`, again on some of their places."""
-    resume = "null" if replay.resume is None else str(replay.resume)
-    argv = _program("pretrain_main.py", context)
-    argv += ("--replay-to", str(replay.to_step), f"training.resume={resume}")
+    """A part of what `num_workers` computed, again on some of their places."""
     directory = context.run_dir
-    specs = [_spec(p, argv, _trainer_env(p, num_workers, context), context) for p in places]
     return [
         replace(
             spec,
             log_path=directory / f"{spec.name.lower()}.replay{replay.number}.log",
             events_path=directory / f"{spec.name.lower()}.replay{replay.number}.events.jsonl",
             prefix=f"[{spec.name} replay] ",
-            announces_itself=True,
         )
-        for spec in specs
+        for spec in _replaying(places, num_workers, context, replay)
     ]
 
 
-class Check(Struct, frozen=True):
-    """How a command of a person's own is compared."""
-
-    seed: int | None = None
-    """With which its random numbers begin; None: it seeds them itself."""
-    max_steps: int | None = None
-    """After so many it ends; None: when it ends by itself."""
+def _replaying(
+    places: Sequence[Place], num_workers: int, context: LaunchContext, replay: ReplayPlan
+) -> list[WorkerSpec]:
+    if replay.check is not None:
+        check = replace(replay.check, max_steps=replay.to_step + 1)
+        return plan_command(places, replay.command, context, check, num_workers)
+    resume = "null" if replay.resume is None else str(replay.resume)
+    argv = _program("pretrain_main.py", context)
+    argv += ("--replay-to", str(replay.to_step), f"training.resume={resume}")
+    specs = [_spec(p, argv, _trainer_env(p, num_workers, context), context) for p in places]
+    return [replace(spec, announces_itself=True) for spec in specs]
 
 
 def plan_command(
     places: Sequence[Place],
     command: Sequence[str],
     context: LaunchContext,
-    check: Check | None = None,
+    check: CheckedCommand | None = None,
+    num_workers: int | None = None,
 ) -> list[WorkerSpec]:
     """A foreign command on every place: same pinning and logs, its own PYTHONPATH. `check`: its
-    workers are compared; None: they are not."""
+    workers are compared; None: they are not. `num_workers`: those of the run; None: one a place."""
     argv, specs = tuple(command), []
     for place in places:
-        env = _command_env(place, len(places), context)
+        env = _command_env(place, num_workers or len(places), context)
         if check is not None:
             env |= _instruments(check, env, is_held=place.name in context.held)
         specs.append(_spec(place, argv, env, context))
     return specs
 
 
-def _instruments(check: Check, env: Mapping[str, str], *, is_held: bool) -> dict[str, str]:
+def _instruments(check: CheckedCommand, env: Mapping[str, str], *, is_held: bool) -> dict[str, str]:
     """What makes a Python that imports torch tell its steps, besides `env`."""
     site = str(PROJECT / "model_check" / "instrument" / "site")
     told = {
@@ -212,6 +217,10 @@ def _instruments(check: Check, env: Mapping[str, str], *, is_held: bool) -> dict
         told[wire.HELD] = "1"
     if check.seed is not None:
         told[wire.SEED] = str(check.seed)
+    if check.deterministic:
+        told[wire.DETERMINISTIC] = "1"
+        # On several streams cuBLAS repeats its bits only with a workspace of fixed size.
+        told["CUBLAS_WORKSPACE_CONFIG"] = env.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if check.max_steps is not None:
         told[wire.STOP_AFTER] = str(check.max_steps - 1)
     return told

@@ -34,6 +34,11 @@ from model_check.utils.checkpoint_names import content_of
 from model_check.utils.requests import TO_STOP
 from model_check.utils.words import listed
 
+_WRITES = (
+    "replay: the command writes its files again, each worker its own where it names them by "
+    "$MODEL_CHECK_WORKER; launch.replay_s=0: no replay"
+)
+
 
 def questions_to(launch: Launch, record: RunRecord, watch: Watch) -> list[Question]:
     """What the devices of a run that is over are to be asked."""
@@ -64,8 +69,6 @@ def replay(
     """The answers, all of them within launch.replay_s. `record`, `watch`: of the run that is over.
     `after`: how it ended; a signal to us that came while it did ends the replays, too. Raises
     ModelCheckError: files of the run cannot be read, or no process can be started."""
-    if launch.arguments.command:
-        return Replayed(_not_again(questions, printer), _request(after))
     until = min(time.monotonic() + launch.loaded.settings.launch.replay_s, launch.limits.stop_at)
     replays, signum = [], _request(after)
     for question in questions:
@@ -74,13 +77,6 @@ def replay(
         printer.say(replays[-1].said)
         signum = signum or replayer.signum
     return Replayed(tuple(replays), signum)
-
-
-def _not_again(questions: Sequence[Question], printer: Printer) -> tuple[Replay, ...]:
-    said = "not computed again: a command of your own cannot be replayed yet"
-    printer.say(said)
-    suspects = dict.fromkeys(name for question in questions for name in question.suspects)
-    return (Replay(to_step=questions[0].to_step, suspects=tuple(suspects), said=said),)
 
 
 def _request(outcome: Outcome | None) -> int | None:
@@ -93,7 +89,7 @@ class Told(Struct, frozen=True):
 
     record: Record
     start_s: float
-    """From its first word to its first step."""
+    """From its start, or its first word, to its first step."""
     step_s: float
     """The median of its steps."""
 
@@ -107,8 +103,12 @@ class Replayer:
         self._question, self._launch, self._printer = question, launch, printer
         self._watch, self._num_workers = watch, len(record.workers)
         self._directory = launch.context.run_dir
-        told = {name: _told(self._directory, name, question.to_step) for name in question.workers}
-        self._told = told
+        # A command tells nothing before its first step, and may take long to come there.
+        began_ns = record.started_ns if launch.check else None
+        self._told = {
+            name: _told(self._directory, name, question.to_step, began_ns)
+            for name in question.workers
+        }
         self.signum: int | None = None
         """The signal to us that ended it."""
         self._begin = _begin(question, watch)
@@ -128,6 +128,8 @@ class Replayer:
 
     def _computed_again(self, limit_s: float, after: Outcome | None) -> Replay:
         self._printer.say(f"{self._what}, at most {limit_s:.0f} s (launch.replay_s)")
+        if self._launch.check is not None:
+            self._printer.say(_WRITES)
         attempts: list[Attempt] = []
         until, began = time.monotonic() + limit_s, time.monotonic()
         while True:
@@ -150,6 +152,8 @@ class Replayer:
             to_step=self._question.to_step,
             resume=self._begin.checkpoint,
             number=_free_number(self._directory, self._question.workers),
+            command=self._launch.arguments.command,
+            check=self._launch.check,
         )
         specs = plan_replay(self._places, self._num_workers, self._context, plan)
         limits = self._launch.limits
@@ -207,12 +211,13 @@ def _lost(begin: Begin) -> str | None:
     return f"{path}, with which the run began, {what}"
 
 
-def _told(directory: Path, worker: str, to_step: int) -> Told:
-    """Raises UsageError for a file that cannot be read."""
+def _told(directory: Path, worker: str, to_step: int, began_ns: int | None) -> Told:
+    """`began_ns`: when its process was started; None: with its first word. Raises UsageError for a
+    file that cannot be read."""
     events = list(lines_of(directory / f"{worker.lower()}.events.jsonl", decode))
     record = {e.step: e for e in events if isinstance(e, Step) and e.step <= to_step}
     steps = list(record.values())
-    start_s = (steps[0].t - events[0].t) / 1e9 if steps else 0.0
+    start_s = (steps[0].t - (began_ns or events[0].t)) / 1e9 if steps else 0.0
     step_s = median(step.ms for step in steps) / 1000 if steps else 0.0
     return Told(record, start_s, step_s)
 

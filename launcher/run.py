@@ -32,7 +32,6 @@ from launcher.plan import WorkerSpec, plan_prepare
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.live import Watch
-from launcher.verdict.own_command import CheckedCommand
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities, in_short
@@ -448,7 +447,7 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         drill=settings.debug.drill,
         asked_for=dict(msgspec.to_builtins(launch.loaded.asked_for)),
         steps=None if launch.arguments.command else settings.training.max_steps,
-        checked=None if launch.check is None else CheckedCommand(launch.check.seed),
+        checked=launch.check,
         workers=[place.name for place in picked.places],
         groups=launch.groups,
         not_compared=launch.not_compared,

@@ -47,8 +47,9 @@ and NVLink, or power: dcgmi diag -r 3 does.
 
 With -- COMMAND each step of its torch optimizers is compared: batch, weights,
 gradients, state of the optimizer. It must do the same each time: --seed N seeds
-its random numbers where it does not. It ends by itself, or behind --max-steps.
-With quick it ends after 20 steps.
+its random numbers, --deterministic makes torch take operations that repeat.
+It ends by itself, or behind --max-steps. With quick it ends after 20 steps.
+Where workers differ it runs again, up to that step, within launch.replay_s.
 
 examples:
   bash run.sh check                             full

@@ -33,7 +33,7 @@ ALLOWED = {
     "launcher.gpus": FLOOR | {"launcher.contain"},
     "launcher.install": FLOOR,
     "launcher.verdict": FLOOR,
-    "launcher.plan": FLOOR | {"launcher.gpus", "launcher.run_dir"},
+    "launcher.plan": FLOOR | rooms(LAUNCHER, "gpus", "run_dir", "verdict"),
     "launcher.devices": FLOOR | {"launcher.gpus", "launcher.plan"},
     "launcher.output": FLOOR | {"launcher.run_dir"},
     "launcher.telemetry": FLOOR | rooms(LAUNCHER, "gpus", "output", "run_dir", "verdict"),

@@ -47,8 +47,10 @@ from model_check.events import NonFinite, again
 from model_check.utils.cores import usable_cores
 from model_check.utils.project_files import COMMAND
 from model_check.utils.requests import TO_FORWARD, TO_STOP
+from model_check.utils.secrets import MASK
 from model_check.utils.words import listed
 
+_HANG = "launch.hang_timeout_s"
 _ABOUT = """\
 Compute steps of a run that is over once more, on the same GPU and on all healthy
 ones beside it, and tell whether they give the bits of the run. Without a worker:
@@ -82,6 +84,8 @@ def replay_again(argv: Sequence[str], probe: GpuProbe, environ: Mapping[str, str
     question = _with_who_is_here(_question(_worker(names), record, watch), record, machine)
     overrides = tuple(word for word in names.words if "=" in word)
     launch = _launch(directory, overrides, question, record, machine, environ)
+    if record.checked is not None:
+        _go_where_it_ran(record)
     signal.pthread_sigmask(signal.SIG_BLOCK, (*TO_STOP, *TO_FORWARD))
     raise_file_limit()
     printer = Printer(out, launcher_log=directory / run_dir.LAUNCHER_LOG)
@@ -120,8 +124,16 @@ def _worker(names: argparse.Namespace) -> str | None:
 
 def _question(worker: str | None, record: RunRecord, watch: Watch) -> Question:
     """Raises UsageError where a replay would prove nothing."""
-    if record.steps is None:
-        raise UsageError("replay: a command of your own ran there, which cannot be replayed yet")
+    if record.steps is None and record.checked is None:
+        raise UsageError(
+            "replay: a command of your own ran there, and nothing of it was compared: run.sh check "
+            "-- COMMAND compares it"
+        )
+    if MASK in "".join(record.own_command):
+        raise UsageError(
+            f"replay: its command line had a secret ({MASK}), which no file keeps: run the same "
+            "check again"
+        )
     if record.not_compared is not None:
         raise UsageError(f"replay: the bits of this run prove nothing: {record.not_compared}")
     if worker is not None and worker not in record.workers:
@@ -171,14 +183,28 @@ def _launch(
     """The workers of the question, with the settings of the run. Raises ConfigError, NoGpuError."""
     request = Request(config_file=directory / "config.json", overrides=overrides)
     loaded = load(request, lambda: record.device == "cuda")
-    if loaded.settings.launch.replay_s == 0:  # the run itself was to have none
-        limits = replace(loaded.settings.launch, replay_s=LaunchSettings().replay_s)
-        loaded = replace(loaded, settings=replace(loaded.settings, launch=limits))
+    limits = loaded.settings.launch
+    if limits.replay_s == 0:  # the run itself was to have none
+        limits = replace(limits, replay_s=LaunchSettings().replay_s)
+    if record.checked is not None and _HANG not in (record.asked_for or {}):
+        limits = replace(limits, hang_timeout_s=0)  # as in its run
+    loaded = replace(loaded, settings=replace(loaded.settings, launch=limits))
     num_cores = usable_cores()
     is_busy = os.getloadavg()[0] > num_cores / 2
     context = LaunchContext(environ, directory, num_cores, is_busy)
-    arguments = RunArguments(request, (), directory, dry_run=False, as_json=False)
-    return Launch(arguments, loaded, _picked(question, record, machine), context)
+    command = tuple(record.own_command)
+    arguments = RunArguments(request, command, directory, dry_run=False, as_json=False)
+    picked = _picked(question, record, machine)
+    return Launch(arguments, loaded, picked, context, check=record.checked)
+
+
+def _go_where_it_ran(record: RunRecord) -> None:
+    """A command of a person's own may name files by relative paths. Raises UsageError."""
+    try:
+        os.chdir(record.cwd)
+    except OSError as error:
+        why = f"{record.cwd}, where the command ran: {error.strerror}"
+        raise UsageError(f"replay: {why}") from error
 
 
 def _picked(question: Question, record: RunRecord, machine: Machine) -> Picked:

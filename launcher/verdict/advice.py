@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.nodes import Elsewhere
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
-from launcher.verdict.rules import COMMAND_AGAIN, NOT_AGAIN, REPLAY, Kind
+from launcher.verdict.rules import COMMAND_AGAIN, NOT_AGAIN, REPLAY, STILL_VARIES, Kind
 from launcher.verdict.severity import CauseClass, in_words
 from model_check.config.drill import worker_of
 from model_check.config.ranks import JOBS
@@ -73,15 +73,11 @@ def _about_run(result: RunResult, directory: str) -> str:
 
 
 def _form(kind: Kind, result: RunResult) -> str:
-    form = kind.rule.advice
-    if form.startswith(REPLAY) and _is_checked_command(result.run):
-        return COMMAND_AGAIN
+    form, checked = kind.rule.advice, result.run.get("checked") or {}
+    if kind is Kind.COMMAND_VARIES and checked.get("deterministic"):
+        return STILL_VARIES
     is_job = result.run.get("mode") in JOBS
     return NOT_AGAIN if form.startswith(REPLAY) and (is_job or _is_incomparable(result)) else form
-
-
-def _is_checked_command(run: Mapping[str, Any]) -> bool:
-    return run.get("checked") is not None
 
 
 def _is_incomparable(result: RunResult) -> bool:
@@ -107,7 +103,8 @@ def about_rounds(
     elif failed is not None:
         return failed.do_now
     elif verdict is Verdict.INCONCLUSIVE:
-        advice = COMMAND_AGAIN if _is_checked_command(results[0].run) else NOT_AGAIN
+        is_command = results[0].run.get("checked") is not None
+        advice = COMMAND_AGAIN if is_command else NOT_AGAIN
     else:
         kinds = {Verdict.INVALID: Kind.VARIES, Verdict.SUSPECT: Kind.ODD_ONCE}
         advice = kinds.get(verdict, Kind.PASSED).rule.advice.format(who=listed(odd))

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement, Replay, quantity_name
-from launcher.verdict.facts import WorkerFacts
+from launcher.verdict.facts import COMMAND_VARIES, WorkerFacts
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.rules import Kind, Rule
 from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom, worst
@@ -101,7 +101,8 @@ def _variation(case: Case, worker: WorkerEnd) -> Finding | None:
         return None
     for replay in case.end.replays:
         if replay.is_software and any(is_equal(case, worker.name, n) for n in replay.suspects):
-            return Finding(Kind.VARIES, {"said": replay.said})
+            kind = Kind.VARIES if case.record.checked is None else Kind.COMMAND_VARIES
+            return Finding(kind, {"said": replay.said})
     return None
 
 
@@ -210,7 +211,7 @@ def _not_repeated(case: Case, worker: WorkerEnd) -> Finding | None:
     if case.all_facts[worker.name].repeated is not False:
         return None
     if case.record.checked is not None:
-        return Finding(Kind.COMMAND_VARIES)
+        return Finding(Kind.COMMAND_VARIES, {"said": COMMAND_VARIES})
     if _kernels_vary(case, worker):
         return Finding(Kind.UNREPEATABLE)
     return None if worker.name in case.suspects else Finding(Kind.NOT_REPEATED)

@@ -75,7 +75,7 @@ class Watch(Observer):
         self._varying: list[str] = []
         """Those whose first step gave other bits when it was computed twice."""
         self._goes_on = goes_on
-        self._command = command
+        self.command = command
         self._dismissed: dict[str, Dismissal] = {}
         self._news: list[str] = []
         self._later: list[tuple[str, Step | Evaluation | Phase]] = []
@@ -195,9 +195,9 @@ class Watch(Observer):
                 return Stop(str(self.mismatch), EXIT_USAGE) if self.mismatch else None
             case Step(repeated=False):
                 self._varying.append(worker)
-                if self._command is not None:  # its own operations are likelier than a GPU
+                if self.command is not None:  # its own operations are likelier than a GPU
                     return Stop(f"{worker}: {COMMAND_VARIES}", EXIT_USAGE)
-            case Finished() if self._command is not None:  # others may do more steps
+            case Finished() if self.command is not None:  # others may do more steps
                 self._leave(worker)
         return self._judge_kernels()
 
@@ -233,9 +233,9 @@ class Watch(Observer):
             self._compare(worker, event)
 
     def _settle(self, found: Disagreement) -> None:
-        if self._command is not None:
+        if self.command is not None:
             told = self.agreement.steps_at(found)
-            if (why := why_unrepeatable(found, told, self._command.seed)) is not None:
+            if (why := why_unrepeatable(found, told, self.command.seed)) is not None:
                 self.mismatch = Mismatch("", found.bits, said=why)
                 return
         pace = self._paces[next(iter(found.bits))]

@@ -6,11 +6,11 @@ from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement
 from model_check.events import Step
-from model_check.utils.fingerprint import GENERATORS
+from model_check.utils.fingerprint import GENERATORS, INPUTS
 from model_check.utils.words import listed
 
 _FIRST_WEIGHTS = "before.weights"
-_GIVEN = ("inputs", _FIRST_WEIGHTS, "forward", "loss")
+_GIVEN = (INPUTS, _FIRST_WEIGHTS, "forward", "loss")
 """What differs first where a command gave its workers something else to compute."""
 
 
@@ -18,7 +18,18 @@ class CheckedCommand(Struct, frozen=True):
     """A command of a person's own, whose workers are compared."""
 
     seed: int | None = None
-    """With which its random numbers began; None: it seeded them itself."""
+    """With which its random numbers begin; None: it seeds them itself."""
+    deterministic: bool = False
+    """torch takes deterministic operations for it, where it has them."""
+    max_steps: int | None = None
+    """It ends after so many; None: when it ends by itself."""
+
+    @property
+    def given(self) -> list[str]:
+        """What it was given, for people: what it sets itself, later, wins."""
+        seed, deterministic = self.seed, "deterministic operations by --deterministic"
+        seeded = [] if seed is None else [f"random numbers seeded by --seed {seed}"]
+        return [*seeded, *([deterministic] if self.deterministic else [])]
 
 
 def why_unrepeatable(found: Disagreement, told: Mapping[str, Step], seed: int | None) -> str | None:
@@ -30,7 +41,7 @@ def why_unrepeatable(found: Disagreement, told: Mapping[str, Step], seed: int | 
     generators = [q.removeprefix(GENERATORS) for q in names if _differs(q, told)]
     has_other_weights = found.step == 0 and _differs(_FIRST_WEIGHTS, told)
     what = ["the first weights"] if has_other_weights else []
-    what += ["the batch"] if found.quantity == "inputs" else []
+    what += ["the batch"] if found.quantity == INPUTS else []
     if generators:
         what.append(f"random numbers ({', '.join(generators)})")
     if not what:

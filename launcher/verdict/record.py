@@ -25,17 +25,10 @@ from model_check.config.ranks import JOBS
 from model_check.errors import EXIT_DISAGREEMENT, EXIT_PASS, EXIT_SIGNAL_BASE, EXIT_UNNAMED
 from model_check.events import ExitCode, MonotonicNs
 
-SEED = "system.seed"
-"""Of a checked command, too: what its random numbers begin with, where it is given."""
 FAULT_OF_HOST = " (a fault of this host; `run.sh doctor` looks at its limits)"
 _ERROR = "error: "
 """How our programs begin the line that says why they end."""
 NO_HOST_MEMORY = "killed for want of host memory: SIGKILL (9)"
-
-
-def seeded(seed: int) -> str:
-    """For people: a command that seeds them itself, later, has its own way."""
-    return f"random numbers seeded by --seed {seed}"
 
 
 class WorkerEnd(Struct, frozen=True, kw_only=True):
@@ -185,6 +178,11 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field
     is made again, maybe elsewhere, says the same."""
     golden: GoldenResult | None = None
     """How its workers stand to a golden file; None: no file was asked for."""
+
+    @property
+    def own_command(self) -> list[str]:
+        """What stands behind `--`, without its secrets; empty: our trainer ran."""
+        return self.command[self.command.index("--") + 1 :] if "--" in self.command else []
 
     @property
     def stands_alone(self) -> str | None:

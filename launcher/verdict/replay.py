@@ -32,7 +32,7 @@ from model_check.events import (
     Step,
     Vectors,
 )
-from model_check.utils.fingerprint import BEFORE
+from model_check.utils.fingerprint import BEFORE, INPUTS
 from model_check.utils.trials import PASSED, trials_in
 from model_check.utils.words import listed
 
@@ -58,6 +58,8 @@ class Question(Struct, frozen=True):
     """The suspect's state changed by itself, which it tells without others."""
     trial: str = ""
     """The trial of a kernel that the suspect failed. Empty: its steps are asked."""
+    of_command: bool = False
+    """A person's own command is computed again, whose operations are likelier to vary than ours."""
 
     def what(self, from_step: int) -> str:
         """Is computed again."""
@@ -102,11 +104,12 @@ def questions_of(watch: Watch) -> list[Question]:
     odd = {name: each for each in reversed(found) for name in each.odd}
     unnamed = [each for each in found if _is_unnamed(each, watch)]
     named = dict.fromkeys([*(name for each in found for name in each.odd), *broken])
-    return [
+    questions = [
         *(Question(each.step, each.two_that_differ, is_named=False) for each in unnamed),
         *(_question_of(name, odd.get(name), broken.get(name), watch) for name in named),
         *(asked for each in watch.disagreements for asked in _of_trial(each, watch)),
     ]
+    return [replace(each, of_command=watch.command is not None) for each in questions]
 
 
 def _of_trial(found: Disagreement, watch: Watch) -> Iterator[Question]:
@@ -159,8 +162,8 @@ def question_about(worker: str, watch: Watch) -> Question | None:
     last = watch.all_facts[worker].last_step
     if last is None:
         return None
-    healthy = _healthy(watch, worker, last)
-    return Question(last, (worker,), healthy, sound_to=last, begin_by=last)
+    healthy, of_command = _healthy(watch, worker, last), watch.command is not None
+    return Question(last, (worker,), healthy, sound_to=last, begin_by=last, of_command=of_command)
 
 
 def _healthy(watch: Watch, worker: str, to_step: int) -> tuple[str, ...]:
@@ -274,12 +277,12 @@ class ReplayWatch(Observer):
         if self._incomparable is not None:
             return Attempt(why_not=self._incomparable)
         question, found = self._question, self._disagreement()
-        (suspect, *_), healthy = question.suspects, question.healthy
+        suspect = question.suspects[0]
         if found is not None and question.is_named:  # at steps that the run told otherwise, too
             self._wrong.setdefault(suspect, found)
         finished = tuple(name for name in question.workers if self._has_finished(name))
         are_known = all(name in finished or name in self._wrong for name in question.suspects)
-        varies = not self._wrong.keys().isdisjoint(healthy)
+        varies = bool(_varying(question, self._wrong))
         return Attempt(
             wrong=self._wrong,
             finished=finished,
@@ -302,9 +305,10 @@ class ReplayWatch(Observer):
     def _stop(self) -> Stop | None:
         if self._incomparable is not None:
             return Stop(f"replay: {self._incomparable}", EXIT_USAGE)
-        healthy = [name for name in self._question.healthy if name in self._wrong]
-        if len(healthy) > 1:
-            return Stop(f"replay: {listed(healthy)} gave other bits than in the run", EXIT_USAGE)
+        varying = _varying(self._question, self._wrong)
+        if _is_of_software(self._question, varying):
+            what = f"replay: {listed(list(varying))} gave other bits than in the run"
+            return Stop(what, EXIT_USAGE)
         return None
 
     def _compare_what_it_is(self, worker: str, event: Phase) -> None:
@@ -344,11 +348,14 @@ class ReplayWatch(Observer):
         recorded, question = self._told_in_run(worker, step.step), self._question
         found = compare({"the run": recorded, "the replay": step}) if recorded else None
         is_first = self._all_facts[worker].num_steps == 1
-        if found and is_first and worker in question.healthy and found.quantity.startswith(BEFORE):
-            what = found.place.removesuffix(" before the update")
-            self._is_not_comparable(f"{worker} began with other {what} than the run")
-        if step.repeated is False:
-            found = found or Disagreement(step.step, REPEATED, {worker: VARIED})
+        if found and worker in question.healthy:
+            if is_first and found.quantity.startswith(BEFORE):
+                what = found.place.removesuffix(" before the update")
+                self._is_not_comparable(f"{worker} began with other {what} than the run")
+            elif found.quantity == INPUTS:
+                self._is_not_comparable(f"step {step.step} of {worker} had another batch")
+        if step.repeated is False and (question.of_command or found is None):
+            found = Disagreement(step.step, REPEATED, {worker: VARIED})
         if found is not None:
             self._is_wrong(worker, found)
 
@@ -397,7 +404,7 @@ class ReplayWatch(Observer):
 
 def is_open(question: Question, attempts: Sequence[Attempt]) -> bool:
     """Whether the steps must be computed once more before anything is said for good."""
-    if attempts[-1].why_not or _varying(question, attempts):
+    if attempts[-1].why_not or _varying(question, _first_wrong(attempts)):
         return False
     if question.is_named:
         worker = question.suspects[0]
@@ -422,9 +429,9 @@ def answer(
         return replace(replayed, said=f"not replayed: {failed or why_not}")
     shown = [each.disagreement for each in whole if each.disagreement is not None]
     replayed = replace(replayed, disagreement=shown[-1] if shown else None)
-    varying = _varying(question, whole)
-    if len(varying) > 1:
-        return _of_software(next(iter(varying)), varying, replayed)
+    varying = _varying(question, _first_wrong(whole))
+    if _is_of_software(question, varying):
+        return _of_software(question, varying, replayed)
     if varying:
         return _of_doubt(question, varying, whole, replayed)
     cut_off = next((each.why_not for each in attempts if each.why_not), None)
@@ -433,12 +440,24 @@ def answer(
     return settle(question, whole, replayed, then)
 
 
-def _varying(question: Question, attempts: Sequence[Attempt]) -> dict[str, Disagreement]:
-    """Of those that should have given the bits of the run: where they did not."""
+def _first_wrong(attempts: Sequence[Attempt]) -> dict[str, Disagreement]:
+    return {name: at for each in reversed(attempts) for name, at in each.wrong.items()}
+
+
+def _varying(question: Question, wrong: Mapping[str, Disagreement]) -> dict[str, Disagreement]:
+    """Of those that should have given the bits of the run: where they did not. Of a command also
+    who gave other bits when its first step was computed again, suspect or not."""
     names = question.healthy if question.is_named else question.suspects
-    found = {name: at for each in reversed(attempts) for name, at in each.wrong.items()}
-    varying = {name: found[name] for name in names if name in found}
-    return varying if question.is_named or len(varying) > 1 else {}
+    varying = {name: wrong[name] for name in names if name in wrong}
+    if not question.is_named and len(varying) < 2:
+        varying = {}
+    if question.of_command:
+        varying |= {name: at for name, at in wrong.items() if at.quantity == REPEATED}
+    return varying
+
+
+def _is_of_software(question: Question, varying: Mapping[str, Disagreement]) -> bool:
+    return len(varying) > 1 or (question.of_command and bool(varying))
 
 
 def _tally(question: Question, attempts: Sequence[Attempt]) -> Tally:
@@ -462,11 +481,15 @@ def _odd_of_two(question: Question, attempts: Sequence[Attempt]) -> tuple[str, s
     return odd[0], other, Tally(wrong, len(attempts), right, num_healthy=1)
 
 
-def _of_software(healthy: str, varying: Mapping[str, Disagreement], replayed: Replay) -> Replay:
-    at = varying[healthy]
+def _of_software(
+    question: Question, varying: Mapping[str, Disagreement], replayed: Replay
+) -> Replay:
+    first, at = next(iter(varying.items()))
+    what = "an operation of the command varies" if question.of_command else "kernels vary"
+    than = "" if at.quantity == REPEATED else " than in the run"
     said = (
-        f"computed again, {listed(list(varying))} gave other bits than in the run ({healthy}: step "
-        f"{at.step}, {at.place}): kernels vary, so no difference proves anything"
+        f"computed again, {listed(list(varying))} gave other bits{than} ({first}: step {at.step}, "
+        f"{at.place}): {what}, so no difference proves anything"
     )
     return replace(replayed, is_software=True, said=said)
 

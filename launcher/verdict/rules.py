@@ -7,7 +7,6 @@ gives the run, its class and severity, what is said of it and what to do. Values
 from enum import Enum, unique
 from typing import NamedTuple
 
-from launcher.verdict.facts import COMMAND_VARIES
 from launcher.verdict.results import Verdict
 from launcher.verdict.severity import CauseClass, Severity
 from model_check.errors import (
@@ -55,15 +54,19 @@ _LOOK_AT_SOFTWARE = (
 )
 _MAKE_REPEATABLE = "No GPU is to blame: change what the message names, then run again."
 _MAKE_DETERMINISTIC = (
-    "Make the command repeatable: torch.use_deterministic_algorithms(True) in it, and "
-    "CUBLAS_WORKSPACE_CONFIG=:4096:8 before it. If {who} alone varies again and again, suspect it."
+    "Run the same again with --deterministic: torch then takes operations that repeat their bits. "
+    "If one worker alone varies again and again, suspect it."
 )
+STILL_VARIES = (
+    "No GPU is to blame: --deterministic was not enough. torch warns of each operation that it has "
+    "in no deterministic form: see the output of {who}, and take another one there."
+)
+"""In place of that, where it was given."""
 COMMAND_AGAIN = (
-    "Run the same again, with three workers of one kind or more: a command cannot be replayed yet. "
-    "If one worker differs from the others twice, take it out of service; if another one does, an "
-    "operation of the command varies."
+    "Run the same again, with three workers of one kind or more. If one worker differs from the "
+    "others twice, take it out of service; if another one does, an operation of the command varies."
 )
-"""In place of REPLAY, for a command of a person's own."""
+"""In place of NOT_AGAIN, for a command of a person's own."""
 _WATCH_LONGER = (
     "A command is compared where it steps an optimizer of torch, in a Python that runs without -I, "
     "-E and -S. The notes of {who} in the report may tell more."
@@ -143,10 +146,8 @@ class Kind(Enum):
     )
     STARTS_DIFFER = Rule(Verdict.INVALID, EXIT_USAGE, _USER, "{mismatch}", _MAKE_REPEATABLE)
     """A command of a person's own gave its workers other weights, batches or random numbers."""
-    COMMAND_VARIES = Rule(
-        Verdict.INVALID, EXIT_USAGE, _SOFTWARE, COMMAND_VARIES, _MAKE_DETERMINISTIC
-    )
-    """The same as `unrepeatable`, of a command."""
+    COMMAND_VARIES = Rule(Verdict.INVALID, EXIT_USAGE, _SOFTWARE, "{said}", _MAKE_DETERMINISTIC)
+    """The same as `unrepeatable` and `varies`, of a command."""
     GPU_FAULT = Rule(Verdict.FAIL, EXIT_HEALTH, _HARDWARE, "{symptoms}", "{symptoms}")
     """What NVML or the kernel log tells; severity and advice are the symptom's."""
     NON_FINITE = Rule(Verdict.FAIL, EXIT_NON_FINITE, _HARDWARE, _BORN, _REPLACE)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from launcher.verdict.disagreement import quantity_name
 from launcher.verdict.findings import born
 from launcher.verdict.golden import GoldenResult
-from launcher.verdict.record import Case, seeded
+from launcher.verdict.record import Case
 from launcher.verdict.results import Verdict, WorkerResult
 from launcher.verdict.scope import what_one_showed, what_was_equal
 from launcher.verdict.severity import CauseClass
@@ -28,7 +28,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     if verdict is Verdict.PASS:
         last = "its end" if case.record.steps is None else f"all {case.record.steps:,} steps"
         until = f"; {_DEADLINE} {last}" if case.end.is_deadline else ""
-        until += _seeded(case)
+        until += _given(case)
         passed = f"{_where(case)}{_what_passed(case, results)}{_among_nodes(case)}"
         return Summary(f"{passed}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
@@ -41,13 +41,13 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
         parts.append(f"could not be killed, and may still hold a GPU: pid {pids}")
-    return Summary("; ".join(filter(None, parts)) + _seeded(case), explained)
+    return Summary("; ".join(filter(None, parts)) + _given(case), explained)
 
 
-def _seeded(case: Case) -> str:
+def _given(case: Case) -> str:
     """For the end of the sentence about a command."""
     command = case.record.checked
-    return f"; {seeded(command.seed)}" if command and command.seed is not None else ""
+    return "".join(f"; {each}" for each in command.given) if command else ""
 
 
 def _where(case: Case) -> str:
@@ -225,7 +225,7 @@ def _besides(case: Case) -> Iterator[str]:
     yield from (f"besides, {found}" for found in end.disagreements)
     in_steps = [found for found in end.disagreements if " " not in found.quantity]
     is_comparable = case.record.not_compared is None and end.exit_code != EXIT_USAGE
-    is_comparable &= not case.is_job and case.record.checked is None
+    is_comparable &= not case.is_job
     if (case.broken or in_steps) and is_comparable and not end.replays:
         yield "not replayed, since something else ended the run: `run.sh replay RUN_DIR` does that"
 

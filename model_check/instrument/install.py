@@ -16,7 +16,7 @@ from torch.optim import optimizer as optimizers
 from model_check.instrument import generators
 from model_check.instrument.place import Place
 from model_check.instrument.watcher import Watcher
-from model_check.utils.wire import SEED
+from model_check.utils.wire import DETERMINISTIC, SEED
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 _watchers: list[Watcher] = []
@@ -32,6 +32,8 @@ def install() -> Watcher | None:
         return None
     if (seed := os.environ.get(SEED, "")).isdigit():
         generators.seed(int(seed))
+    if os.environ.get(DETERMINISTIC):
+        torch.use_deterministic_algorithms(True, warn_only=True)
     watcher = Watcher(place)
     _watchers.append(watcher)
     _Hooks(watcher)

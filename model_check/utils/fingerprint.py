@@ -34,7 +34,7 @@ all ranks of a job computed before the step; `inputs`: what a command's own mode
 `before`: what the update begins with; forward and backward: what flows between blocks; the last
 three: what the update leaves. Loss and grad_norm are floats, grad_norms the bits of each gradient's
 norm; all others have a fingerprint for each tensor."""
-BEFORE = "before."
+BEFORE, INPUTS = "before.", "inputs"
 GENERATORS = "rng."
 """Begins the state of a generator of random numbers. It is not compared: it explains differences.
 """

@@ -68,6 +68,19 @@ def test_a_flipped_bit_is_named(launcher: Launcher, flip: str, said: str) -> Non
     assert said in run.output.splitlines()[-1]
 
 
+def test_a_script_is_computed_again_up_to_its_fault(launcher: Launcher) -> None:
+    """Alone, which takes the fewest processes. A file tells the run from its replays."""
+    once = "if [ ! -e flipped ]; then touch flipped; export NANO_FLIP=weight:h.1.fc.weight:77; fi"
+    argv = ["--", "bash", "-c", f"{once}; exec {sys.executable} {SCRIPT}"]
+    run = check(launcher, "--workers=1", "launch.replay_s=200", *argv)
+    assert run.exit_code == 21, run.output
+    assert "CPU0: h.1.fc.weight changed (bit 9 of value 77)" in run.output.splitlines()[-1]
+    said = "; replayed 3 times (steps 0 to 3): CPU0 stayed as it was"
+    assert run.report()["summary"].endswith(said)
+    printed = [line.split()[2] for line in run.lines("[CPU0 replay] ")]
+    assert [word for word in printed if word.isdigit()] == [*"012"] * 3  # it ends in its step 3
+
+
 def test_a_script_without_a_seed_is_told_what_to_give(launcher: Launcher) -> None:
     run = checked(launcher, NANO_SEED="", workers=2)
     assert run.exit_code == 2, run.output

@@ -303,6 +303,18 @@ def test_a_seed_makes_a_random_start_repeatable(tmp_path: Path) -> None:
     assert len(set(first)) == 3
 
 
+def test_deterministic_operations_are_torchs_own_and_only_warn(tmp_path: Path) -> None:
+    text = """
+    import torch
+    print(torch.are_deterministic_algorithms_enabled())
+    print(torch.is_deterministic_algorithms_warn_only_enabled())
+    """
+    asked = {"MODEL_CHECK_DETERMINISTIC": "1"}
+    for env, said in ((asked, ["True", "True"]), ({}, ["False", "False"])):
+        ran = watched(script(tmp_path, text), tmp_path / said[0], env=env)
+        assert ran.stdout.split() == said
+
+
 def test_a_script_that_fails_fails_as_before(tmp_path: Path) -> None:
     text = NANO.read_text() + "raise ValueError('mine')\n"
     path = script(tmp_path, text)

@@ -21,7 +21,7 @@ def loaded(*argv: str) -> Loaded:
 
 def told(*argv: str, gpu: str) -> list[str]:
     level = parse_check(argv, {}).level
-    return [*notes_on_level(level, loaded(*argv), {gpu}, is_command=False)]
+    return [*notes_on_level(level, loaded(*argv), {gpu}, None)]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,48 @@ def test_a_check_of_a_command_says_what_is_compared_and_when_it_ends(tmp_path: P
     full = plan_of("--device=cpu", "--dry-run", "--", "tool", cwd=tmp_path).stdout
     assert "STOP_AFTER" not in full
     assert "MODEL_CHECK_SEED" not in full
+    assert "deterministic" not in full
     plain = ("--device=cpu", "--seed=5", "--dry-run", "--", "tool")
     told = answer_of(*plain, cwd=tmp_path, env=dict(os.environ)).stdout
     assert "MODEL_CHECK_INSTRUMENT" not in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"),
+    [
+        ([], None),
+        (["quick"], 20),
+        (["quick", "training.max_steps=7"], 7),
+        (["--max-steps=7"], 7),
+        (["--preset=pretrain"], None),
+    ],
+)
+def test_settings_of_our_own_training_are_nothing_for_a_command(
+    tmp_path: Path, asked: list[str], steps: int | None
+) -> None:
+    """A file is for that, and a preset; whoever types it behind `check` means the command."""
+    (tmp_path / "c.json").write_text(
+        '{"training": {"max_steps": 50}, "system": {"seed": 3, "deterministic": true}}'
+    )
+    plan = ("--config=c.json", "--device=cpu", "--dry-run", "--", "tool")
+    told = plan_of(*asked, *plan, cwd=tmp_path).stdout
+    assert "MODEL_CHECK_INSTRUMENT" in told
+    assert "MODEL_CHECK_SEED" not in told
+    assert "MODEL_CHECK_DETERMINISTIC" not in told
+    assert ("it ends after" in told, "STOP_AFTER" in told) == (steps is not None,) * 2
+    if steps is not None:
+        assert f"MODEL_CHECK_STOP_AFTER={steps - 1}" in told
+        assert f"it ends after {steps} steps" in told
+
+
+def test_deterministic_operations_are_for_a_command(tmp_path: Path) -> None:
+    asked = ("--deterministic", "--device=cpu", "--dry-run")
+    told = plan_of(*asked, "--", "tool", cwd=tmp_path).stdout
+    assert "[launcher] deterministic operations by --deterministic" in told
+    assert "MODEL_CHECK_DETERMINISTIC=1" in told
+    refused = plan_of(*asked, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "check: --deterministic is for `-- COMMAND`" in refused.stderr
 
 
 def test_a_golden_file_is_refused_for_a_command_in_plain_words(tmp_path: Path) -> None:

@@ -7,19 +7,22 @@ from msgspec.structs import replace
 from launcher.gpus.probe import Gpu
 from launcher.plan import (
     PYTHONPATH_BEFORE,
-    Check,
     LaunchContext,
     Meeting,
+    ReplayPlan,
     cpu_places,
     gpu_places,
     plan_command,
     plan_prepare,
+    plan_replay,
     plan_training,
 )
+from launcher.verdict.own_command import CheckedCommand
 from model_check.utils.project_files import PROJECT
-from model_check.utils.wire import HELD, INSTRUMENT, SEED, STOP_AFTER
+from model_check.utils.wire import DETERMINISTIC, HELD, INSTRUMENT, SEED, STOP_AFTER
 from model_check.utils.worker_env import RANK_VARIABLES, STORE_FD
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 H100 = Gpu(
     index=3,
     uuid="GPU-33333333-0000",
@@ -116,7 +119,8 @@ def test_a_checked_command_gets_its_instruments_before_its_own_python_path() -> 
     changed = context(PYTHONPATH="/ours:/theirs", **{PYTHONPATH_BEFORE: "/theirs"})
     held, plain = cpu_places(2)
     changed = replace(changed, held=frozenset({held.name}))
-    first, second = plan_command([held, plain], ["tool"], changed, Check(seed=7, max_steps=20))
+    check = CheckedCommand(seed=7, max_steps=20)
+    first, second = plan_command([held, plain], ["tool"], changed, check)
     told = {
         "PYTHONPATH": f"{site}:/theirs",
         "PYTHONHASHSEED": "0",
@@ -128,9 +132,31 @@ def test_a_checked_command_gets_its_instruments_before_its_own_python_path() -> 
     assert HELD not in second.env
     assert first.env[HELD] == "1"
     own = context(PYTHONHASHSEED="random", PYTHONPATH="", **{PYTHONPATH_BEFORE: ""})
-    (bare,) = plan_command(cpu_places(1), ["tool"], own, Check())
+    (bare,) = plan_command(cpu_places(1), ["tool"], own, CheckedCommand())
     assert (bare.env["PYTHONPATH"], bare.env["PYTHONHASHSEED"]) == (site, "random")
-    assert not {SEED, STOP_AFTER, HELD} & bare.env.keys()
+    assert not {SEED, STOP_AFTER, HELD, DETERMINISTIC, CUBLAS} & bare.env.keys()
+
+
+def test_a_deterministic_command_gets_a_workspace_that_repeats_unless_a_person_decided() -> None:
+    check = CheckedCommand(deterministic=True)
+    (spec,) = plan_command(cpu_places(1), ["tool"], context(), check)
+    assert (spec.env[DETERMINISTIC], spec.env[CUBLAS]) == ("1", ":4096:8")
+    (own,) = plan_command(cpu_places(1), ["tool"], context(**{CUBLAS: ":16:8"}), check)
+    assert own.env[CUBLAS] == ":16:8"
+
+
+def test_a_command_is_computed_again_as_in_its_run_up_to_the_step_of_the_fault() -> None:
+    """With the threads of the run: another number may round otherwise."""
+    check = CheckedCommand(seed=7, deterministic=True, max_steps=20)
+    places = cpu_places(4)
+    shared = replace(context(), held=frozenset({"CPU0", "CPU1"}))
+    again = ReplayPlan(to_step=3, number=2, command=["tool"], check=check)
+    specs = plan_replay(places[:2], len(places), shared, again)
+    for spec, before in zip(specs, plan_command(places, ["tool"], shared, check), strict=False):
+        assert (spec.name, spec.argv) == (before.name, before.argv)
+        assert spec.env == before.env | {STOP_AFTER: "3"}
+        assert spec.log_path == Path(f"/runs/r1/{spec.name.lower()}.replay2.log")
+        assert not spec.announces_itself
 
 
 def test_the_ranks_of_a_job_see_all_gpus_and_meet_at_a_port_that_is_open() -> None:

@@ -6,6 +6,8 @@ weights, batch, order: first weights, batches with other random numbers, batches
 differ in all workers. `weights` and `batch` heed MODEL_CHECK_SEED; `reseed`: as `batch`, but does
 not. varies:WORKER: its first step does not repeat. silent: it tells nothing. breaks@STEP:WORKER:
 nobody watches it any more behind that step. short:WORKER: it does one step less.
+once: a flip is of the run alone. strays:WORKER: that one differs from step 1 on where it is
+computed again. writes: it writes out-WORKER where it starts.
 """
 
 import json
@@ -40,6 +42,11 @@ def case(name: str) -> str | None:
 def made_up(*parts: object) -> int:
     text = repr(parts).encode()
     return zlib.crc32(text) << 32 | zlib.crc32(text, 1)
+
+
+def is_again() -> bool:
+    """A run of these tests without --max-steps has no other last step."""
+    return "MODEL_CHECK_STOP_AFTER" in os.environ
 
 
 def own(*names: str) -> str:
@@ -125,11 +132,14 @@ def train(told: Told) -> None:
         told.wait(lambda at=step: told.may_go or at <= told.credit)
         found = computed(step, taint)
         loss = 5.0 - 0.1 * step + made_up(step, taint) * 2.0**-70
-        if (at := case("gradient")) and int(at) == step:
+        flips = case("once") is None or not is_again()
+        if case("strays") is not None and is_again() and step == 1:
+            found["gradients"][TENSORS[1]] += BIT
+        if flips and (at := case("gradient")) and int(at) == step:
             found["gradients"][TENSORS[1]] += BIT
             taint = f"{WORKER}@{step}"
             found |= {q: computed(step, taint)[q] for q in STATE}
-        if (at := case("momentum")) and int(at) == step:
+        if flips and (at := case("momentum")) and int(at) == step:
             found["momentum_buffer"][TENSORS[1]] += BIT
         told.kept[step] = found
         rolled = {q: f"{sum(each.values()) % (1 << 64):x}" for q, each in found.items()}
@@ -154,6 +164,9 @@ def train(told: Told) -> None:
 
 def main() -> None:
     print(f"trains on {WORKER}", flush=True)
+    if case("writes") is not None:
+        with open(f"out-{WORKER}", "a") as out:
+            out.write("a training\n")
     if case("silent") is not None or not os.environ.get("MODEL_CHECK_INSTRUMENT"):
         return
     told = Told()

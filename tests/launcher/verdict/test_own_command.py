@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from launcher.verdict.advice import advised
+from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.live import Watch
 from launcher.verdict.own_command import CheckedCommand
 from launcher.verdict.record import RunEnd, Stop
@@ -204,6 +206,28 @@ def test_a_command_that_differs_or_varies_by_itself_is_invalid() -> None:
     result = checked({"a": varies, "b": trained(1)}, RunEnd(exit_code=2, reason="a: it varies"))
     assert (result.verdict, result.exit_code, result.culprits) == (Verdict.INVALID, 2, [])
     assert [row.kind for row in result.workers] == ["command_varies", "passed"]
+
+
+@pytest.mark.parametrize(
+    ("command", "cure"),
+    [
+        (OWN_SEED, "Run the same again with --deterministic"),
+        (CheckedCommand(deterministic=True), "--deterministic was not enough."),
+    ],
+)
+def test_a_command_that_varies_in_a_replay_is_invalid_and_told_what_to_give(
+    command: CheckedCommand, cure: str
+) -> None:
+    found = Disagreement(1, "loss", {"CPU0": "1", "CPU1": "2", "CPU2": "1"})
+    replay = Replay(to_step=1, suspects=("CPU1",), times=1, is_software=True, said="it varies")
+    end = RunEnd(exit_code=21, disagreement=found, replays=(replay,))
+    result = advised(checked({n: trained(2) for n in found.bits}, end, checked=command), "run")
+    assert (result.verdict, result.exit_code, result.culprits) == (Verdict.INVALID, 2, [])
+    assert [(row.kind, row.cause) for row in result.workers] == [
+        ("command_varies", "it varies")
+    ] * 3
+    assert cure in result.do_now
+    assert result.summary.endswith("".join(["; it varies", *(f"; {x}" for x in command.given)]))
 
 
 def test_a_single_worker_claims_no_more_than_it_showed() -> None:

@@ -210,6 +210,56 @@ def test_two_healthy_workers_that_stray_show_kernels_that_vary() -> None:
     assert "a and c gave other bits than in the run (a: step 1, loss): kernels vary" in replay.said
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"c": steps(RIGHT, OTHER)}, "c gave other bits than in the run (c: step 1, loss)"),
+        ({"b": [step(0, WRONG, repeated=False)]}, "b gave other bits (b: step 0, passes of"),
+    ],
+)
+@pytest.mark.parametrize("question", [AMONG_THREE, Question(2, ("b", "c"), is_named=False)])
+def test_of_a_command_one_that_strays_or_does_not_repeat_itself_is_enough(
+    question: Question, told: dict[str, list[Event]], said: str
+) -> None:
+    if not question.is_named and "c" in told:
+        told |= {"b": steps(RIGHT, OTHER)}  # who is not named may be the one that is wrong
+        said = f"b and {said}".replace("(c:", "(b:")
+    question = msgspec.structs.replace(question, of_command=True)
+    watch = ReplayWatch(question, RECORDS, all_facts({}), limit_s=100)
+    stops = [watch.on_event(name, each) for name, events in told.items() for each in events]
+    assert isinstance(stops[-1], Stop)
+    found = [watch.attempt(RunEnd(exit_code=2, reason="it was stopped"))]
+    assert not is_open(question, found)
+    replay = answer(question, found, 0)
+    assert (replay.is_software, replay.repeats) == (True, {})
+    assert said in replay.said
+    assert replay.said.endswith(
+        "an operation of the command varies, so no difference proves anything"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "quantity", "why"),
+    [
+        (0, "before.weights", "a began with other weights than the run"),
+        (1, "inputs", "step 1 of a had another batch"),
+    ],
+)
+def test_a_command_that_went_another_way_tells_nothing(
+    number: int, quantity: str, why: str
+) -> None:
+    """It read what the run had written, or other files."""
+    records = {"a": {n: msgspec.structs.replace(step(n), fp={quantity: "1"}) for n in range(3)}}
+    question = msgspec.structs.replace(QUESTION, of_command=True)
+    watch = ReplayWatch(question, records | {"b": {}}, all_facts({}), limit_s=100)
+    told = [step(n) for n in range(number)]
+    told.append(msgspec.structs.replace(step(number), fp={quantity: "2"}))
+    stops = [watch.on_event("a", each) for each in told]
+    assert isinstance(stops[-1], Stop)
+    replay = answer(question, [watch.attempt(RunEnd(exit_code=2))], 0)
+    assert replay.said == f"not replayed: not comparable: {why}"
+
+
 def test_a_healthy_worker_whose_first_step_varies_strays() -> None:
     first = [step(0, repeated=False)]
     assert answer(QUESTION, [attempt(a=first, b=steps(RIGHT))], 0).doubted == "a"
