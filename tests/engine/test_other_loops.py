@@ -1,9 +1,6 @@
 """Fingerprints, the search for NaN, evidence and drills on a loop that is not ours: plain modules
 and an optimizer of torch.optim."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +27,9 @@ from model_check.hooks.inject import Injector
 from model_check.hooks.lockstep import Lockstep, SupervisorClient
 from model_check.hooks.nonfinite import NonFiniteHandler
 from model_check.hooks.site_monitor import SiteMonitor
-from tests.deadline import DEADLINE_S
 from tests.engine.conftest import Kept, bare_context
 
 NUM_STEPS = 6
-ROOT = Path(__file__).parents[2]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -266,13 +261,3 @@ class Spoils(Hook):
     def before_step(self, data: StepData) -> None:
         if data.step == 3:
             self._module.register_forward_hook(self._hook, prepend=True)
-
-
-def test_fingerprints_need_torch_alone() -> None:
-    """A script's own Python may have no other package."""
-    modules = ("hooks.fingerprints", "forensics.fingerprint_c", "forensics.checksums")
-    lines = ["import sys", "sys.modules['msgspec'] = None"]
-    lines += [f"import model_check.{module}" for module in modules]
-    environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-c", "\n".join(lines)]
-    subprocess.run(command, env=environ, check=True, timeout=DEADLINE_S)

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryFile
+from typing import IO, Any, TypeVar
 
 from model_check.events import (
     Command,
@@ -23,6 +25,7 @@ from model_check.events import (
     encode_command,
 )
 from tests.deadline import DEADLINE_S
+from tests.instrument.forked import Fork, Forks
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "model_check" / "instrument" / "site"
@@ -65,20 +68,24 @@ def keep_in_step(event: Event) -> list[Command]:
     return []
 
 
+@cache
+def forks() -> Forks:
+    return Forks({**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"})
+
+
 def plain(
     script: Path, directory: Path, *command: str, env: Mapping[str, str] | None = None
 ) -> Ran:
-    """As without us."""
-    argv = command or (sys.executable, str(script))
-    done = subprocess.run(
-        argv,
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    """As without us. A script is a fork of one Python, a command a process of its own."""
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        process = _start(script, command, cwd=directory, env=environ, stdout=out, stderr=err)
+        try:
+            exit_code = process.wait(DEADLINE_S)
+        finally:
+            process.kill()
+            process.wait()
+        return Ran(exit_code, _content(out), _content(err))
 
 
 def watched(
@@ -88,8 +95,10 @@ def watched(
     env: Mapping[str, str] | None = None,
     answer: Answer = keep_in_step,
     first: int = 1,
+    is_forked: bool = True,
 ) -> Ran:
-    """`directory`: of the run. `first`: the step up to which the worker may go at its start."""
+    """`directory`: of the run. `first`: the step up to which the worker may go at its start.
+    `is_forked`: as in `plain`; False: a test is about how a process starts."""
     ours, theirs = socket.socketpair()
     directory.mkdir(exist_ok=True)
     before = (env or {}).get("PYTHONPATH", "")
@@ -105,10 +114,12 @@ def watched(
         "MODEL_CHECK_RUN_DIR": str(directory),
         "MODEL_CHECK_HELD": "1",
     }
-    argv = command or (sys.executable, str(script))
-    with ours, open(directory / "out", "w+") as out, open(directory / "err", "w+") as err:
-        process = subprocess.Popen(
-            argv,
+    if not is_forked:
+        command = (sys.executable, str(script))
+    with ours, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = _start(
+            script,
+            command,
             cwd=script.parent,
             env=environ,
             stdout=out,
@@ -123,9 +134,16 @@ def watched(
         finally:
             process.kill()
             process.wait()
-        for file in (out, err):
-            file.seek(0)
-        return Ran(exit_code, out.read(), err.read(), events)
+        return Ran(exit_code, _content(out), _content(err), events)
+
+
+def _start(script: Path, command: Sequence[str], **how: Any) -> subprocess.Popen[bytes] | Fork:
+    return subprocess.Popen(command, **how) if command else forks().start(script, **how)
+
+
+def _content(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _hear(ours: socket.socket, answer: Answer) -> list[Event]:

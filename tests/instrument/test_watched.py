@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 
 from model_check.events import (
     AskVectors,
@@ -80,17 +79,12 @@ def test_each_step_is_told(clean: Ran) -> None:
     )
 
 
-def slow(*values: object) -> ParameterSet:
-    """A case of a class that another one shows in each run of the tests."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     "env",
     [
-        slow({"NANO_OPTIMIZER": "two"}),
+        {"NANO_OPTIMIZER": "two"},
         {"NANO_OPTIMIZER": "lbfgs"},
-        slow({"NANO_ACCUMULATION": "3"}),
+        {"NANO_ACCUMULATION": "3"},
         {"NANO_SCALER": "1"},
         {"NANO_COMPILE": "1"},
     ],
@@ -110,9 +104,9 @@ def test_a_watched_run_is_the_run_and_two_are_equal(env: dict[str, str], tmp_pat
 @pytest.mark.parametrize(
     ("kind", "name", "optimizer"),
     [
-        slow("weight", "h.1.fc.weight", "one"),
+        ("weight", "h.1.fc.weight", "one"),
         ("exp_avg", "h.0.out.weight", "one"),
-        slow("exp_avg_sq", "wte.weight", "one"),
+        ("exp_avg_sq", "wte.weight", "one"),
         ("momentum_buffer", "h.1.fc.bias", "two"),
     ],
 )
@@ -178,11 +172,11 @@ def test_gradients_that_a_script_hooks_are_not_computed_again(tmp_path: Path) ->
     "broken",
     [
         "model_check.instrument.update.WatchedUpdate.take",
-        slow("model_check.instrument.update.WatchedUpdate.end"),
-        slow("model_check.hooks.fingerprints.FlowSums.take"),
-        slow("model_check.instrument.rehearsal.Rehearsal.run"),
+        "model_check.instrument.update.WatchedUpdate.end",
+        "model_check.hooks.fingerprints.FlowSums.take",
+        "model_check.instrument.rehearsal.Rehearsal.run",
         "model_check.instrument.watcher.roots_of",
-        slow("model_check.instrument.watcher.Watcher._stay_in_step"),
+        "model_check.instrument.watcher.Watcher._stay_in_step",
     ],
 )
 def test_a_hook_that_raises_ends_the_watching_and_nothing_else(
@@ -211,7 +205,7 @@ def test_a_python_without_msgspec_is_watched_and_its_own_sitecustomize_runs(
     clean: Ran, tmp_path: Path
 ) -> None:
     text = "import sys; sys.modules['msgspec'] = None; print('mine', file=sys.stderr)"
-    ran = watched(NANO, tmp_path / "a", env=hidden(tmp_path / "own", text))
+    ran = watched(NANO, tmp_path / "a", env=hidden(tmp_path / "own", text), is_forked=False)
     assert ran.steps == clean.steps
     assert ran.stderr == "mine\n"
 
@@ -224,12 +218,12 @@ def test_names_of_ours_are_not_taken(tmp_path: Path) -> None:
         print([name for name in sys.modules if name.startswith("launcher")])
         """
     script(tmp_path, "mine = 'my own'", "config.py")
-    ran = watched(script(tmp_path, text), tmp_path / "a")
+    ran = watched(script(tmp_path, text), tmp_path / "a", is_forked=False)
     assert ran.stdout == "my own None model_check\n[]\n"
     script(tmp_path, "print('hers')", "launcher.py")
     script(tmp_path, "mine = 'another'", "model_check.py")
     text = "import torch, launcher, model_check; print(model_check.mine)"
-    ran = watched(script(tmp_path, text), tmp_path / "b")
+    ran = watched(script(tmp_path, text), tmp_path / "b", is_forked=False)
     assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "hers\nanother\n", "")
     assert ran.of(Note)[0].text.startswith("not watched: ")
 
@@ -293,16 +287,6 @@ def test_a_run_ends_behind_the_step_that_was_asked_for(clean: Ran, tmp_path: Pat
     assert ran.stdout.splitlines() == clean.stdout.splitlines()[:3]
 
 
-def test_a_seed_makes_a_random_start_repeatable(tmp_path: Path) -> None:
-    env = {"NANO_SEED": "", "NANO_STEPS": "2"}
-    unseeded = [watched(NANO, tmp_path / name, env=env) for name in "ab"]
-    env["MODEL_CHECK_SEED"] = "5"
-    one, other = (watched(NANO, tmp_path / name, env=env) for name in "cd")
-    assert one.steps == other.steps
-    first = [ran.of(Step)[0].fp["before.weights"] for ran in (*unseeded, one)]
-    assert len(set(first)) == 3
-
-
 def test_deterministic_operations_are_torchs_own_and_only_warn(tmp_path: Path) -> None:
     text = """
     import torch
@@ -326,7 +310,6 @@ def test_a_script_that_fails_fails_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        slow(("bash", "-c", "exec {python} {nano}")),
         ("bash", "-c", "{python} {nano} | cat"),
         ("{python}", "-c", "import subprocess, sys; subprocess.run(['{python}', '{nano}'])"),
     ],
@@ -341,8 +324,8 @@ def test_a_child_that_trains_is_watched(
 
 
 def test_of_two_processes_that_train_one_is_watched(clean: Ran, tmp_path: Path) -> None:
-    both = f"{sys.executable} {NANO}; {sys.executable} {NANO}"
-    ran = watched(NANO, tmp_path / "a", "bash", "-c", both)
+    text = f"import os\nif os.fork():\n    os.wait()\n{NANO.read_text()}"
+    ran = watched(script(tmp_path, text), tmp_path / "a")
     assert ran.steps == clean.steps
     assert ran.of(Note)[0].text.endswith("trains, too, and is not watched")
     assert ran.stdout == 2 * clean.stdout
