@@ -128,7 +128,9 @@ def _odd(case: Case, worker: WorkerEnd) -> Finding | None:
     if worker.name not in case.suspects:
         return None
     difference, golden = _difference_of(case, worker), case.record.golden
-    kind = _after_replays("ODD", case, worker)
+    kind, checked = _after_replays("ODD", case, worker), case.record.checked
+    if kind is Kind.ODD_ONCE and checked is not None and not checked.deterministic:
+        kind = Kind.ODD_ONCE_OF_COMMAND
     if difference is not None and worker.name in case.odd_by_replay:
         return Finding(kind, _values(case, worker, difference) | {"whom": "its peer"})
     if difference is not None and worker.name in difference.odd:

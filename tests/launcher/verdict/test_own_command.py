@@ -1,6 +1,7 @@
 """A command of a person's own that differs by itself is told apart from a GPU that does."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from launcher.verdict.advice import advised
 from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.live import Watch
 from launcher.verdict.own_command import CheckedCommand
+from launcher.verdict.past import is_transient, past_runs
 from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.results import RunResult, Verdict
+from launcher.verdict.severity import Repeat
 from model_check.errors import EXIT_USAGE
 from model_check.events import AskVectors, Done, Finished, Note, Phase, Step
 from tests.launcher.verdict.test_fleet import Fleet, asked, steps
@@ -228,6 +231,27 @@ def test_a_command_that_varies_in_a_replay_is_invalid_and_told_what_to_give(
     ] * 3
     assert cure in result.do_now
     assert result.summary.endswith("".join(["; it varies", *(f"; {x}" for x in command.given)]))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "counts"),
+    [
+        (OWN_SEED, "odd_once_of_command", False),
+        (CheckedCommand(deterministic=True), "odd_once", True),
+    ],
+)
+def test_one_difference_of_a_command_counts_against_a_gpu_where_its_operations_repeat(
+    command: CheckedCommand, kind: str, counts: bool
+) -> None:
+    found = Disagreement(1, "loss", {"CPU0": "1", "CPU1": "2", "CPU2": "1"})
+    replay = Replay(to_step=1, suspects=("CPU1",), times=3, repeats={"CPU1": Repeat.TRANSIENT})
+    end = RunEnd(exit_code=21, disagreement=found, replays=(replay,), culprits=("CPU1",))
+    result = advised(checked({n: trained(2) for n in found.bits}, end, checked=command), "run")
+    row = result.workers[1]
+    assert (result.verdict, row.kind, result.culprits) == (Verdict.SUSPECT, kind, ["CPU1"])
+    assert ("with --deterministic" in result.do_now) is not counts
+    run = past_runs(result, datetime(2026, 1, 1, tzinfo=UTC))[1]
+    assert is_transient(run) is counts
 
 
 def test_a_single_worker_claims_no_more_than_it_showed() -> None:
