@@ -1,7 +1,5 @@
 """Scripts of a person's own, watched: what is told of them, and that they are left as they are."""
 
-import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -33,7 +31,6 @@ from tests.instrument.harness import ROOT, Ran, keep_in_step, plain, script, wat
 
 NANO = Path(__file__).with_name("nano.py")
 PACKAGE = ROOT / "model_check" / "instrument"
-has_accelerate = importlib.util.find_spec("accelerate") is not None
 
 
 def ask_vectors_of_step_3(event: Event) -> list[Command]:
@@ -443,38 +440,3 @@ def test_watch_names_what_the_hooks_of_the_start_cannot_reach(tmp_path: Path) ->
     assert isolated.steps == at_start
     assert "0.weight" in isolated.of(Vectors)[-1].fp["weights"]
     assert plain(path, tmp_path).exit_code == 0
-
-
-@pytest.mark.skipif(not has_accelerate, reason="transformers.Trainer needs accelerate")
-@pytest.mark.parametrize("launch", [False, True])
-def test_a_trainer_of_transformers(launch: bool, tmp_path: Path) -> None:
-    text = """
-        import torch
-        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-        torch.manual_seed(0)
-        sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2)
-        heads = dict(num_attention_heads=2, num_key_value_heads=2)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads))
-        rows = [{"input_ids": [(7 * i + j) % 64 for j in range(16)]} for i in range(64)]
-        rows = [{**row, "labels": row["input_ids"]} for row in rows]
-        arguments = TrainingArguments(
-            output_dir="out", per_device_train_batch_size=4, max_steps=4, report_to=[],
-            save_strategy="no", disable_tqdm=True, use_cpu=True, gradient_accumulation_steps=2,
-        )
-        Trainer(model=model, args=arguments, train_dataset=rows).train()
-        import hashlib
-        contents = b"".join(x.numpy().tobytes() for x in model.state_dict().values())
-        print("END", hashlib.sha256(contents).hexdigest())
-        """
-    path = script(tmp_path, text)
-    start = ["-m", "accelerate.commands.launch", "--cpu"] if launch else []
-    command = [sys.executable, *start, str(path)]
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    ran, alone = watched(path, tmp_path / "a", *command, env=env), plain(path, tmp_path, *command)
-    assert ran.exit_code == alone.exit_code == 0
-    assert ran.end == alone.end
-    assert len(ran.steps) == 4
-    assert "model.layers.1.mlp.up_proj.weight" in ran.of(Vectors)[-1].fp["weights"]
-    assert "model.layers.0" in ran.of(Vectors)[-1].fp["forward"]
-    assert ran.of(Step)[0].repeated
-    assert ran.of(Note) == []
