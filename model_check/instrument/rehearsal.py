@@ -32,7 +32,6 @@ class Rehearsal:
         self._sums = sums
         self._forward: list[list[int]] = []
         self._backward: list[list[int]] = []
-        self.is_under_way = False
         self.why_not = ""
         """Which pass was not computed, and what stopped it; empty: both were."""
 
@@ -41,7 +40,7 @@ class Rehearsal:
         forward = unwrapped(module, ("module",)).forward
         if _has_own_hooks(module):
             self.why_not = "backward: the script hooks its gradients"
-        self.is_under_way, until = True, time.monotonic() + _ENOUGH_S
+        until = time.monotonic() + _ENOUGH_S
         try:
             for number in range(_MOST):
                 if number >= _FEWEST and time.monotonic() > until:
@@ -51,8 +50,6 @@ class Rehearsal:
         except Exception as error:
             self._forward = []
             self.why_not = f"forward: {type(error).__name__}: {error}"
-        finally:
-            self.is_under_way = False
 
     def is_repeated_by(self, output: Any) -> bool | None:
         """Whether each call gave the bits of this output, and all calls the same gradients; None:

@@ -41,6 +41,8 @@ class StepLog:
         self._pending: deque[Pending] = deque()
         self._kept: deque[ChecksumVector] = deque(maxlen=NUM_KEPT)
         self._has_told_writes = False
+        self._is_broken = False
+        """Its state changed by itself: that is why it is not finite later."""
 
     def take(self, pending: Pending) -> None:
         """A step late on a GPU, so that it always has work. Raises SystemExit where a gradient is
@@ -61,12 +63,14 @@ class StepLog:
             rng = pending.event.pop("rng")
             loss = _hex(sum(losses[0].tolist()) if losses else 0.0)
             norm = math.sqrt(sum(norm * norm for norm in norms.tolist()))
-            if pending.leaves is not None and not math.isfinite(norm):
+            change = pending.update.changed(vector)
+            self._is_broken |= change is not None and _is_flip(change, pending.updated.written)
+            if not (math.isfinite(norm) or self._is_broken or pending.leaves is None):
                 self._end_at_nonfinite(pending, loss, _hex(norm), norms.isfinite().tolist())
             fp = vector.roll_ups | rng
             told = {"loss": loss, "grad_norm": _hex(norm), "fp": fp, "taken": vector.taken}
             self._sink.emit("step", **pending.event, **told)
-            if (change := pending.update.changed(vector)) is not None:
+            if change is not None:
                 self.judge(change, pending.updated.written)
 
     def _end_at_nonfinite(
@@ -87,8 +91,7 @@ class StepLog:
     def judge(self, change: Change, written: frozenset[str]) -> None:
         """A script may change its state, too: by operators, which count versions, or past them,
         which is not one flipped bit."""
-        is_written = change.quantity == "weights" and change.tensor in written
-        if change.found and change.num_tensors == 1 and not is_written:
+        if _is_flip(change, written):
             self._sink.emit("break", **change._asdict())
         elif not self._has_told_writes:
             self._has_told_writes = True
@@ -111,6 +114,11 @@ def on_host(numbers: list[Tensor]) -> tuple[list[Tensor], torch.cuda.Event | Non
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return numbers, arrived
+
+
+def _is_flip(change: Change, written: frozenset[str]) -> bool:
+    is_written = change.quantity == "weights" and change.tensor in written
+    return bool(change.found) and change.num_tensors == 1 and not is_written
 
 
 def _hex(value: float) -> str:

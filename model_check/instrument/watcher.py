@@ -90,7 +90,12 @@ class Watcher:
         self._flow_device = torch.device("cpu")
         self._noted = _Noted()
         self._in_closure: WatchedUpdate | None = None
-        self._rehearsal: Rehearsal | None = None
+        self._open: nn.Module | None = None
+        """The outermost module that is being called."""
+        self._is_rehearsing = False
+        self._rehearsals: dict[int, Rehearsal | None] = {}
+        """Outermost module -> what its first call is compared with; None: it was."""
+        self._not_rehearsed: list[str] = []
         self._repeated: bool | None = None
         self._log: StepLog | None = None
         self._began, self._cpu = time.monotonic(), time.process_time()
@@ -100,9 +105,7 @@ class Watcher:
     @property
     def is_ours(self) -> bool:
         """Whether this process is the worker, or may become it."""
-        if self._rehearsal is not None and self._rehearsal.is_under_way:
-            return False
-        return not self._is_refused and self._pid in (None, os.getpid())
+        return not (self._is_rehearsing or self._is_refused) and self._pid in (None, os.getpid())
 
     @property
     def is_claimed(self) -> bool:
@@ -170,14 +173,18 @@ class Watcher:
             self._hooked.add(root.inner)
             if root.outer not in self._hooked or root.outer is root.inner:
                 self._hook_outer(root.outer)
+            for name, child in root.inner.named_children():
+                self._hook_outer(child, name)
 
-    def _hook_outer(self, outer: nn.Module) -> None:
+    def _hook_outer(self, outer: nn.Module, name: str = "") -> None:
+        """`name`: of a part of the model, which a script may call by itself."""
         hooks = vars(outer)["_forward_pre_hooks"].values()
         if any(isinstance(hook, ModuleHook) for hook in hooks):
             return
         self._hooked.add(outer)
-        outer.register_forward_pre_hook(ModuleHook(self._before_model), with_kwargs=True)
-        outer.register_forward_hook(ModuleHook(self._after_model))
+        before = ModuleHook(functools.partial(self._before_model, name))
+        outer.register_forward_pre_hook(before, with_kwargs=True)
+        outer.register_forward_hook(ModuleHook(functools.partial(self._after_model, name)))
 
     def _update_of(self, optimizer: Optimizer) -> WatchedUpdate:
         known = self._updates.get(id(optimizer))
@@ -203,33 +210,48 @@ class Watcher:
     # -- both passes
 
     @guarded
-    def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        noted = self._noted
+    def _before_model(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._open is not None:
+            return
+        self._open, noted = module, self._noted
         noted.num_calls += 1
         flow = self._flow_at(module)
         if flow is None:
             return
         tensors = list(tensors_in({**dict(enumerate(args)), **kwargs}))
-        for name, tensor in tensors:
+        for place, tensor in tensors:
             x = tensor.to(torch.int16) if tensor.element_size() == 1 else tensor
             if self._can_take(x):
-                flow.take("inputs", name, x.detach())
+                flow.take("inputs", f"{name}.{place}" if name else place, x.detach())
         noted.num_tokens += _num_tokens([tensor for _, tensor in tensors])
         if not noted.rng:
             now, first = generators.digests(), self._first_rng
             noted.rng = {
                 n: state for n, state in now.items() if state != first.setdefault(n, state)
             }
-        if self._step == 0 and self._rehearsal is None:
-            self._rehearsal = Rehearsal(self._kernel(self._flow_device))
-            self._rehearsal.run(module, args, kwargs)
+        if self._step == 0 and id(module) not in self._rehearsals:
+            self._rehearse(module, args, kwargs)
+
+    def _rehearse(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        rehearsal = Rehearsal(self._kernel(self._flow_device))
+        self._is_rehearsing = True
+        try:
+            rehearsal.run(module, args, kwargs)
+        finally:
+            self._is_rehearsing = False
+        self._rehearsals[id(module)] = rehearsal
+        if rehearsal.why_not:
+            self._not_rehearsed.append(rehearsal.why_not)
 
     @guarded
-    def _after_model(self, module: nn.Module, _args: Any, output: Any) -> None:
-        rehearsal = self._rehearsal
-        if self._step == 0 and self._repeated is None and rehearsal is not None:
-            self._repeated = rehearsal.is_repeated_by(output)
-        self._see("the model", output)
+    def _after_model(self, name: str, module: nn.Module, _args: Any, output: Any) -> None:
+        if self._open is not module:
+            return
+        self._open = None
+        rehearsal, self._rehearsals[id(module)] = self._rehearsals.get(id(module)), None
+        if rehearsal is not None and (is_repeated := rehearsal.is_repeated_by(output)) is not None:
+            self._repeated = is_repeated and self._repeated is not False
+        self._see(name or "the model", output)
 
     @guarded
     def _after_block(self, name: str, _module: nn.Module, _args: Any, output: Any) -> None:
@@ -335,7 +357,7 @@ class Watcher:
         if update is None or log is None or client is None or (updated := update.end()) is None:
             return
         pending = self._told(optimizer, update, updated)
-        self._noted = _Noted()
+        self._noted, self._open = _Noted(), None
         if self._flow is not None:
             self._flow.begin()
         self._step += 1
@@ -369,8 +391,9 @@ class Watcher:
             event["busy_ms"] = (time.process_time() - self._cpu) * 1000
         if self._step == 0 and self._repeated is not None:
             event["repeated"] = self._repeated
-        if self._step == 0 and self._rehearsal is not None and self._rehearsal.why_not:
-            self._note(f"first step not computed again: {self._rehearsal.why_not}")
+        if self._not_rehearsed:
+            self._note(f"first step not computed again: {'; '.join(self._not_rehearsed)}")
+            self._not_rehearsed = []
         losses = [x.reshape(()).double() for x in noted.losses]
         numbers = [vector.values, updated.grad_norms]
         numbers += [torch.stack(losses)] if losses else []

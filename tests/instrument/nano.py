@@ -17,7 +17,7 @@ if seed := get("NANO_SEED", "1"):
     random.seed(int(seed))
     numpy.random.seed(int(seed))
 AT = [0]
-kind, name, place, *_ = (get("NANO_FLIP", "") + ":::").split(":")
+kind, name, place, bit, *_ = (get("NANO_FLIP", "") + "::::").split(":")
 
 
 def vary(x):
@@ -73,10 +73,13 @@ class GPT(nn.Module):
 
 def flip(tensor) -> None:
     with torch.no_grad():
-        tensor.data.view(-1).view(torch.int32)[int(place)] ^= 1 << 9
+        tensor.data.view(-1).view(torch.int32)[int(place)] ^= 1 << int(bit or 9)
 
 
 model = GPT()
+if get("NANO_PART"):
+    whole = nn.Module()
+    whole.net = model
 if get("NANO_COMPILE"):
     model = torch.compile(model, backend="eager")
 parameters = list(model.parameters())

@@ -1,5 +1,6 @@
 """Scripts of a person's own, watched: what is told of them, and that they are left as they are."""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -154,6 +155,24 @@ def test_the_module_that_made_a_nan_is_named(direction: str, clean: Ran, tmp_pat
 def test_an_operation_that_varies_is_told(direction: str, tmp_path: Path) -> None:
     ran = watched(NANO, tmp_path / "a", env={"NANO_VARIES": direction})
     assert ran.of(Step)[0].repeated is False
+
+
+def test_a_part_that_is_called_by_itself_is_watched_as_a_model(clean: Ran, tmp_path: Path) -> None:
+    ran = watched(NANO, tmp_path / "a", env={"NANO_PART": "1", "NANO_VARIES": "forward"})
+    first, of_whole = ran.of(Step)[0], clean.of(Step)[0]
+    assert first.repeated is False
+    assert first.fp.keys() == of_whole.fp.keys()
+    assert (first.tokens, first.fp["rng.torch"]) == (of_whole.tokens, of_whole.fp["rng.torch"])
+
+
+def test_state_that_changed_by_itself_is_told_before_what_came_of_it(
+    clean: Ran, tmp_path: Path
+) -> None:
+    ran = watched(NANO, tmp_path / "a", env={"NANO_FLIP": "weight:h.1.fc.weight:77:30"})
+    assert not math.isfinite(float.fromhex(ran.of(Step)[3].grad_norm))
+    (found,) = ran.of(Break)
+    assert (found.step, found.tensor, found.found) == (3, "h.1.fc.weight", [(77, 30)])
+    assert (ran.of(NonFinite), ran.exit_code) == ([], clean.exit_code)
 
 
 def test_gradients_that_a_script_hooks_are_not_computed_again(tmp_path: Path) -> None:
