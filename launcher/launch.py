@@ -28,6 +28,7 @@ from launcher.supervise.policy import MOMENT_S, Limits
 from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
 from launcher.verdict.observer import NEVER
+from launcher.verdict.own_command import CheckedCommand, words_of
 from launcher.verdict.record import SEED
 from model_check.config.checkpoint_settings import checkpoints_at
 from model_check.config.load import Loaded, load, with_checkpoints
@@ -37,6 +38,7 @@ from model_check.config.schema import LaunchSettings, Settings
 from model_check.errors import ConfigError, UsageError
 from model_check.utils.cores import usable_cores
 from model_check.utils.evidence import EVIDENCE_S
+from model_check.utils.secrets import masked_argv
 from model_check.utils.slurm import SlurmStep
 
 _MOST_CROWDED = 10.0
@@ -85,6 +87,13 @@ class Launch(Struct, frozen=True):
         asked, arguments = self.loaded.asked_for, self.arguments
         check = Check(seed=asked.get(SEED), max_steps=asked.get(MAX_STEPS))
         return check if arguments.command and arguments.level else None
+
+    @property
+    def checked(self) -> CheckedCommand | None:
+        """What of it the record keeps."""
+        if self.check is None:
+            return None
+        return CheckedCommand(self.check.seed, words_of(masked_argv(self.arguments.command)))
 
     @property
     def _held(self) -> frozenset[str]:
@@ -254,15 +263,13 @@ def _with_golden(launch: Launch, settings: Settings) -> Launch:
     from launcher.report.golden import read_golden  # a run without one does not wait for it
 
     name = str(settings.launch.golden)
-    if launch.check is not None:
-        raise ConfigError(
-            f"launch.golden = {name}: it holds the bits of our own training, and a command of "
-            "yours is compared between its workers alone; leave it out"
-        )
     if launch.not_compared is not None:
         why = f"it would be compared with nothing, since {launch.not_compared}"
         raise ConfigError(f"launch.golden = {name}: {why}; leave it out")
-    return replace(launch, golden=read_golden(Path(name)))
+    golden = read_golden(Path(name))
+    if (why_not := golden.why_not(launch.checked)) is not None:
+        raise ConfigError(f"launch.golden = {name}: {why_not}; leave it out")
+    return replace(launch, golden=golden)
 
 
 def _refuse_rounds_that_go_on(loaded: Loaded) -> None:

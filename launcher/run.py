@@ -32,7 +32,6 @@ from launcher.plan import WorkerSpec, plan_prepare
 from launcher.supervise.outcome import Outcome
 from launcher.supervise.supervisor import Supervisor
 from launcher.verdict.live import Watch
-from launcher.verdict.own_command import CheckedCommand
 from launcher.verdict.record import RunEnd, RunRecord
 from launcher.verdict.results import Judgement, RunResult
 from model_check.config.derived import failing_severities, in_short
@@ -399,8 +398,8 @@ def _golden_watch(launch: Launch) -> "GoldenWatch | None":
         return None
     from launcher.verdict.golden_watch import GoldenWatch
 
-    settings = launch.loaded.settings
-    acting = acting_settings(msgspec.to_builtins(settings))
+    settings, checked = launch.loaded.settings, launch.checked
+    acting = checked.told if checked else acting_settings(msgspec.to_builtins(settings))
     return GoldenWatch(launch.golden, str(settings.launch.golden), launch.groups, acting)
 
 
@@ -448,7 +447,7 @@ def _record(launch: Launch, argv: Sequence[str]) -> RunRecord:
         drill=settings.debug.drill,
         asked_for=dict(msgspec.to_builtins(launch.loaded.asked_for)),
         steps=None if launch.arguments.command else settings.training.max_steps,
-        checked=None if launch.check is None else CheckedCommand(launch.check.seed),
+        checked=launch.checked,
         workers=[place.name for place in picked.places],
         groups=launch.groups,
         not_compared=launch.not_compared,

@@ -153,7 +153,7 @@ ALLOWED = {
     }
     | rooms("model_check", "forensics", "forensics.manifest", "hooks.hook"),
     # a person's own script: what its Python lacks is not in it
-    "model_check.instrument": rooms("model_check", "forensics", "hooks"),
+    "model_check.instrument": rooms("model_check", "forensics", "hooks", "utils"),
     "model_check.hooks.evaluate": FLOOR
     | {ENGINE, "model_check.data.read", "model_check.dist"}
     | rooms("model_check", "hooks", "hooks.hook", "hooks.save", "model", "train"),

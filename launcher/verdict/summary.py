@@ -28,7 +28,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     if verdict is Verdict.PASS:
         last = "its end" if case.record.steps is None else f"all {case.record.steps:,} steps"
         until = f"; {_DEADLINE} {last}" if case.end.is_deadline else ""
-        until += _seeded(case)
+        until += _unwatched(case) + _seeded(case)
         passed = f"{_where(case)}{_what_passed(case, results)}{_among_nodes(case)}"
         return Summary(f"{passed}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
@@ -48,6 +48,12 @@ def _seeded(case: Case) -> str:
     """For the end of the sentence about a command."""
     command = case.record.checked
     return f"; {seeded(command.seed)}" if command and command.seed is not None else ""
+
+
+def _unwatched(case: Case) -> str:
+    """For the end of the sentence about a command that starts several processes."""
+    most = max(len(facts.unwatched) for facts in case.all_facts.values())
+    return f"; one of the {most + 1} processes of a worker that train was compared" if most else ""
 
 
 def _where(case: Case) -> str:

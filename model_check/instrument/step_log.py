@@ -12,6 +12,7 @@ from model_check.forensics.checksums import Change, ChecksumVector
 from model_check.instrument.finite import LeafSums, as_origin
 from model_check.instrument.sink import PlainSink
 from model_check.instrument.update import Updated, WatchedUpdate
+from model_check.utils.words import few
 
 _NUM_KEPT = 8
 """Steps whose vectors stay: more than workers may be apart."""
@@ -68,6 +69,8 @@ class StepLog:
             fp = vector.roll_ups | rng
             told = {"loss": loss, "grad_norm": _hex(norm), "fp": fp, "taken": vector.taken}
             self._sink.emit("step", **pending.event, **told)
+            if unread := pending.update.unread():
+                self._sink.emit("note", text=f"no fingerprint is taken of {few(unread)}")
             if (change := pending.update.changed(vector)) is not None:
                 self.judge(change, pending.updated.written)
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from model_check.forensics.checksums import joined
 from model_check.forensics.fingerprint import Kernel, fingerprint_for, has_fingerprint
 from model_check.hooks.fingerprints import FlowSums
-from model_check.instrument import generators
+from model_check.instrument import generators, sources
 from model_check.instrument.finite import LeafSums
 from model_check.instrument.model_hooks import ModuleHook, tensors_in
 from model_check.instrument.names import Root, leaves_of, named, root_of, roots_of, sites_of
@@ -136,7 +136,7 @@ class Watcher:
         return self._pid == os.getpid()
 
     def _claim(self, optimizer: Optimizer) -> bool:
-        """Of all processes of this worker the first that steps is watched."""
+        """Of all processes of this worker one is watched: the same one in each worker."""
         if self._pid is not None:
             return True
         place = self._place
@@ -144,11 +144,10 @@ class Watcher:
         number = os.fstat(place.events_fd).st_ino
         mark = place.run_dir / f"{place.worker.lower()}.{number}.claimed"
         sink = PlainSink(place.events_fd)
-        try:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
+        if not _is_first(mark):
             self._is_refused = True
-            sink.emit("note", text=f"process {os.getpid()} trains, too, and is not watched")
+            text = "another process trains, too, and is not watched"
+            sink.emit("note", text=text, unwatched=os.getpid())
             sink.forget()
             return False
         self._pid, self._sink = os.getpid(), sink
@@ -179,7 +178,8 @@ class Watcher:
             "optimizer": kinds,
             "settings": _digest_of(optimizers),
         }
-        return {key: value for key, value in detail.items() if value is not None}
+        known = {key: value for key, value in detail.items() if value is not None}
+        return known | sources.digests(self._note)
 
     def _present_optimizers(self) -> list[Optimizer]:
         return [each for each in (ref() for ref in self._optimizers) if each is not None]
@@ -236,8 +236,6 @@ class Watcher:
         names = named(parameters_of(optimizer), self._roots_of(optimizer))
         made = WatchedUpdate(optimizer, names, self._kernel(device_of(optimizer)))
         self._updates[id(optimizer)] = made
-        if made.seen.left_out:
-            self._note(f"no fingerprint is taken of {len(made.seen.left_out)} parameters")
         return made
 
     def _kernel(self, device: torch.device) -> Kernel:
@@ -499,6 +497,17 @@ class Watcher:
                 log.judge(change, frozenset(update.seen.named))
         log.tell_vectors(self._step - 1)
         client.finish()
+
+
+def _is_first(mark: Path) -> bool:
+    """Rank 0 of a job; of processes that have no rank the one that makes the file."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() > 0:
+        return False
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _num_tokens(tensors: Sequence[Tensor]) -> int:
