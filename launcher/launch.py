@@ -29,7 +29,7 @@ from launcher.supervise.policy import MOMENT_S, Limits
 from launcher.telemetry.kernel_log import UNLISTED, against, read_kernel_log, unlisted
 from launcher.verdict.golden import Golden
 from launcher.verdict.observer import NEVER
-from launcher.verdict.own_command import CheckedCommand
+from launcher.verdict.own_command import CheckedCommand, words_of
 from model_check.config.checkpoint_settings import checkpoints_at
 from model_check.config.layers import command_line
 from model_check.config.load import Loaded, load, with_checkpoints
@@ -39,6 +39,7 @@ from model_check.config.schema import LaunchSettings, Settings
 from model_check.errors import ConfigError, UsageError
 from model_check.utils.cores import usable_cores
 from model_check.utils.evidence import EVIDENCE_S
+from model_check.utils.secrets import masked_argv
 from model_check.utils.slurm import SlurmStep
 
 _MOST_CROWDED = 10.0
@@ -213,7 +214,12 @@ def _check_of(arguments: RunArguments, loaded: Loaded) -> CheckedCommand | None:
     def asked(name: str) -> Any:
         return loaded.value(name) if loaded.sources[name] in typed else of_level.get(name)
 
-    return CheckedCommand(asked(SEED), bool(asked(DETERMINISTIC)), asked(MAX_STEPS))
+    return CheckedCommand(
+        seed=asked(SEED),
+        deterministic=bool(asked(DETERMINISTIC)),
+        max_steps=asked(MAX_STEPS),
+        words=words_of(masked_argv(arguments.command)),
+    )
 
 
 def _context(
@@ -265,15 +271,13 @@ def _with_golden(launch: Launch, settings: Settings) -> Launch:
     from launcher.report.golden import read_golden  # a run without one does not wait for it
 
     name = str(settings.launch.golden)
-    if launch.check is not None:
-        raise ConfigError(
-            f"launch.golden = {name}: it holds the bits of our own training, and a command of "
-            "yours is compared between its workers alone; leave it out"
-        )
     if launch.not_compared is not None:
         why = f"it would be compared with nothing, since {launch.not_compared}"
         raise ConfigError(f"launch.golden = {name}: {why}; leave it out")
-    return replace(launch, golden=read_golden(Path(name)))
+    golden = read_golden(Path(name))
+    if (why_not := golden.why_not(launch.check)) is not None:
+        raise ConfigError(f"launch.golden = {name}: {why_not}; leave it out")
+    return replace(launch, golden=golden)
 
 
 def _refuse_rounds_that_go_on(loaded: Loaded) -> None:

@@ -398,8 +398,8 @@ def _golden_watch(launch: Launch) -> "GoldenWatch | None":
         return None
     from launcher.verdict.golden_watch import GoldenWatch
 
-    settings = launch.loaded.settings
-    acting = acting_settings(msgspec.to_builtins(settings))
+    settings, checked = launch.loaded.settings, launch.check
+    acting = checked.told if checked else acting_settings(msgspec.to_builtins(settings))
     return GoldenWatch(launch.golden, str(settings.launch.golden), launch.groups, acting)
 
 

@@ -290,6 +290,9 @@ class Note(_Event, frozen=True, kw_only=True, tag="note"):
     """Something a person should know: a fallback, a repair, a warning."""
 
     text: str
+    unwatched: Natural | None = None
+    """The process of a command that trains beside the one whose steps are told; None: this is about
+    something else."""
 
 
 class Finished(_Event, frozen=True, kw_only=True, tag="finished"):

@@ -51,6 +51,8 @@ def closing_lines(
     yield from _validation(result.workers)
     yield from waits(result.workers)
     yield from _warnings(result.workers)
+    if result.run.get("checked") is not None:
+        yield from _notes(result.workers)
     if result.dropped_lines:
         yield f"{result.dropped_lines} lines were too fast for this terminal; the logs have them"
     yield from more
@@ -138,6 +140,12 @@ def _warnings(workers: Sequence[WorkerResult]) -> Iterator[str]:
         for warning in worker.warnings
     )
     yield from (f"warning: {who}: {text}" for who, text in _told(pairs, workers))
+
+
+def _notes(workers: Sequence[WorkerResult]) -> Iterator[str]:
+    """Of a command: our own training has said them itself."""
+    pairs = ((w.name, note) for w in workers for note in w.notes if note not in (w.cause or ""))
+    yield from (f"note: {who}: {text}" for who, text in _told(pairs, workers))
 
 
 def line_on_check(command: Sequence[str], device: str) -> str:

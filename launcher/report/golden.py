@@ -14,6 +14,7 @@ from launcher.report.files import content_of, lines_of
 from launcher.verdict.golden import ENOUGH_WORKERS, SCHEMA, Golden, Source, key_of
 from launcher.verdict.golden_watch import usual_ms
 from launcher.verdict.live import Watch
+from launcher.verdict.own_command import CheckedCommand
 from launcher.verdict.record import RunRecord
 from launcher.verdict.results import Judgement, Verdict
 from model_check.config.resume import acting_settings
@@ -93,8 +94,11 @@ def read_golden(path: Path) -> Golden:
         raise UsageError(f"{path}: damaged, or no golden file: {error}") from error
 
 
-def settings_of(directory: Path) -> dict[str, Any]:
-    """The settings of a run that decide its steps, by name; empty where its file tells none."""
+def settings_of(directory: Path, checked: CheckedCommand | None = None) -> dict[str, Any]:
+    """The settings of a run that decide its steps, or its command, by name; empty where its file
+    tells none."""
+    if checked is not None:
+        return {**checked.told}
     with suppress(OSError, ValueError, RecursionError):
         content = content_of(directory / "config.json")
         tree = msgspec.json.decode(content, type=dict[str, Any])
@@ -111,8 +115,8 @@ def what_was_written(path: Path, golden: Golden) -> str:
 
 def _useless(run: Finished) -> str | None:
     """Why the bits of a run prove nothing; None: they may."""
-    if run.record.steps is None:
-        return "a command of your own ran there"
+    if run.record.steps is None and run.record.checked is None:
+        return "a command of your own ran there, without `check`"
     if run.record.not_compared is not None:
         return run.record.not_compared
     if any(facts.repeated is False for facts in run.watch.all_facts.values()):
@@ -162,7 +166,7 @@ def _made(run: Finished, agreed: _Agreed, forced: str | None) -> Golden:
     vectors = watch.last_vectors.get(first)
     return Golden(
         schema=SCHEMA,
-        key=key_of(record.groups[first], watch.all_facts[first].detail),
+        key=key_of(record.groups[first], watch.all_facts[first].detail, record.checked),
         source=_source(run, agreed.workers, forced),
         step_ms=_usual_ms(run.directory, agreed.workers),
         tokens_per_s=_tokens_per_s(run, agreed),
@@ -184,7 +188,7 @@ def _source(run: Finished, workers: list[str], forced: str | None) -> Source:
         started_at=record.started_at,
         workers=workers,
         versions=record.versions,
-        settings=settings_of(run.directory),
+        settings=settings_of(run.directory, record.checked),
         forced=forced,
     )
 

@@ -310,7 +310,7 @@ def watched_again(record: RunRecord, directory: Path, golden: GoldenWatch | None
 def _rebuilt(directory: Path, golden: Golden | None, file: Path | None) -> Finished:
     record, held = read_record(directory), None
     if golden is not None:
-        held = GoldenWatch(golden, str(file), record.groups, settings_of(directory))
+        held = GoldenWatch(golden, str(file), record.groups, settings_of(directory, record.checked))
     watch = watched_again(record, directory, held)
     record = held_against_golden(as_it_ended(record, directory, watch), watch)
     judgement = conclude(record, watch, directory.absolute(), run_dir.kept)

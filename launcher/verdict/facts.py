@@ -66,6 +66,8 @@ class WorkerFacts(Struct):
     evidence: list[Evidence] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unwatched: set[int] = field(default_factory=set)
+    """The processes of a command that trained beside the one whose steps were told."""
     done: Done | None = None
     tracer: Tracer | None = field(default_factory=Tracer)
     """What of its steps is compared with other runs; None: nobody will."""
@@ -121,6 +123,8 @@ class WorkerFacts(Struct):
                 self.saved.append(event)
             case Note():
                 self.notes.append(event.text)
+                if event.unwatched is not None:
+                    self.unwatched.add(event.unwatched)
             case Finished():
                 self.is_finished = True
             case Done():

@@ -360,9 +360,7 @@ def _passed(case: Case, worker: WorkerEnd) -> Finding:
     if golden is None or standing is None:
         return Finding(Kind.PASSED)
     if not standing.is_comparable:
-        return Finding(
-            Kind.NO_GOLDEN, {"whom": golden.label, "reasons": "; ".join(standing.reasons)}
-        )
+        return Finding(Kind.NO_GOLDEN, {"whom": golden.label, "reasons": standing.why})
     if standing.disagreement is not None and case.is_unlike_golden:
         return Finding(Kind.UNLIKE_GOLDEN, {"whom": golden.label, "place": standing.place})
     return Finding(Kind.PASSED)

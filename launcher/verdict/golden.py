@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.agreement import DIVIDING, MUST_MATCH
 from launcher.verdict.disagreement import Disagreement
+from launcher.verdict.own_command import COMMAND, CheckedCommand
 from model_check.events import Evaluation, Scalar, Step, Vectors
 from model_check.utils.words import few, listed, printable
 
@@ -20,7 +21,11 @@ ENOUGH_WORKERS = 3
 """So many must have agreed: of two that differ nobody knows which is right."""
 OF_SPEED = ("group", *DIVIDING, "settings")
 """The keys that must be equal for two step times to be compared."""
+SOURCE = "source "
+"""Begins the name of a command's own file; as in model_check.instrument.sources."""
 Key = Mapping[str, Scalar]
+_MOST_REASONS = 4
+"""Of one worker, in a sentence."""
 _LONGEST = 40
 """Characters of a value that a line shows."""
 
@@ -61,6 +66,18 @@ class Golden(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="k
         numbers = [step.step for step in self.steps]
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise ValueError("its steps do not follow each other")
+
+    def why_not(self, checked: CheckedCommand | None) -> str | None:
+        """Why no run of this command, or of our training (None), has bits of its kind."""
+        if self.is_of_command == (checked is not None):
+            return None
+        what = ("our own training", "a command of your own")
+        there, here = what[self.is_of_command], what[checked is not None]
+        return f"it holds the bits of {there}, and {here} runs here"
+
+    @property
+    def is_of_command(self) -> bool:
+        return COMMAND in self.key
 
 
 class Other(Struct, frozen=True):
@@ -111,7 +128,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """For the end of a sentence, without its speed."""
         if not self.is_comparable:
-            return f"not comparable: {'; '.join(self.reasons)}"
+            return f"not comparable: {self.why}"
         if (found := self.disagreement) is not None:
             return f"other bits from step {found.step:,} on ({replace(found, tensor=None).place})"
         return f"equal in {self.equal_steps:,} of {self.steps:,} steps"
@@ -120,6 +137,13 @@ class Standing(Struct, frozen=True, kw_only=True):
     def reasons(self) -> list[str]:
         """Why it is not comparable."""
         return [*filter(None, [self.why_not]), *map(str, self.others)]
+
+    @property
+    def why(self) -> str:
+        """The first of them, for a sentence."""
+        more = len(self.reasons) - _MOST_REASONS
+        first = self.reasons[:_MOST_REASONS]
+        return "; ".join([*first, f"{more} more"] if more > 0 else first)
 
 
 class GoldenResult(Struct, frozen=True, kw_only=True):
@@ -162,10 +186,15 @@ class GoldenResult(Struct, frozen=True, kw_only=True):
         return len(found) > 1 and len(bits) == 1 and not self.equal
 
 
-def key_of(group: str, detail: Key) -> dict[str, Scalar]:
-    """`detail`: what a worker told of itself."""
+def key_of(group: str, detail: Key, checked: CheckedCommand | None = None) -> dict[str, Scalar]:
+    """`detail`: what a worker told of itself. `checked`: the command that it ran; None: our
+    training."""
     said = {key: detail[key] for key in (*DIVIDING, *MUST_MATCH) if key in detail}
-    return {"group": group, "first_step": detail.get("first_step", 0), **said}
+    key = {"group": group, "first_step": detail.get("first_step", 0), **said}
+    if checked is None:
+        return key
+    sources = {name: value for name, value in detail.items() if name.startswith(SOURCE)}
+    return {**key, **checked.key, **sources}
 
 
 def others(golden: Key, here: Key) -> list[Other]:

@@ -20,10 +20,12 @@ from launcher.verdict.golden import (
     key_of,
     others,
 )
+from launcher.verdict.own_command import COMMAND, given_otherwise
 from launcher.verdict.record import RunRecord
 from launcher.verdict.slow import WARM_UP
 from model_check.events import Evaluation, Event, Step, Vectors
 from model_check.utils.fingerprint import BEFORE
+from model_check.utils.words import listed
 
 _OTHER_WEIGHTS = "it began with other weights (model.init_from, or how they are drawn)"
 
@@ -33,6 +35,8 @@ class _Track(Struct):
 
     num_equal: int = 0
     difference: Disagreement | None = None
+    given: list[str] = field(default_factory=list)
+    """What it had been given otherwise to compute where it differs, in words."""
     ms: list[float] = field(default_factory=list)
     """Of each step, milliseconds."""
 
@@ -42,7 +46,7 @@ class GoldenWatch:
         self, golden: Golden, file: str, workers: Iterable[str], settings: Mapping[str, Any]
     ) -> None:
         """`file`: the path as it was asked for. `settings`: those that decide the steps of the run,
-        by name, to name what differs; empty: not known."""
+        or its command, by name, to name what differs; empty: not known."""
         self._golden, self._file, self._settings = golden, file, settings
         self._steps = {step.step: step for step in golden.steps}
         self._evaluations = {(e.step, e.split): e for e in golden.evaluations}
@@ -68,7 +72,7 @@ class GoldenWatch:
         return GoldenResult(
             file=self._file,
             source=self._golden.source,
-            workers=_without_other_weights(standings, self._golden.steps[0].step),
+            workers=self._without_other_start(standings),
             changed=[o for o in others(was, record.versions) if o.name not in self._golden.key],
         )
 
@@ -80,20 +84,24 @@ class GoldenWatch:
             return
         if not _is_same(expected, event):
             track.difference = compare({NAME: expected, worker: event})
+        if track.difference and isinstance(expected, Step) and isinstance(event, Step):
+            told = {NAME: expected, worker: event}
+            track.given = given_otherwise(track.difference, told).words
         track.num_equal += isinstance(event, Step) and track.difference is None
 
     def _standing(
         self, name: str, record: RunRecord, facts: WorkerFacts, last: Vectors | None
     ) -> Standing:
         track = self._tracks[name]
-        here = key_of(record.groups[name], facts.detail)
-        differing = others(self._golden.key, here) if facts.detail else []
+        here = key_of(record.groups[name], facts.detail, record.checked)
+        of_other_kind = self._golden.why_not(record.checked)
+        differing = others(self._golden.key, here) if facts.detail and not of_other_kind else []
         standing = Standing(
             name=name,
             steps=facts.num_steps,
             equal_steps=track.num_equal,
             others=self._by_setting(differing),
-            why_not=record.stands_alone or self._why_not(track, facts),
+            why_not=record.not_compared or of_other_kind or self._why_not(track, facts),
             speed=self._speed(track) if {o.name for o in differing}.isdisjoint(OF_SPEED) else None,
         )
         if not standing.is_comparable or track.difference is None:
@@ -105,7 +113,7 @@ class GoldenWatch:
         """With the settings that differ in place of their digests, where they are known."""
         theirs, ours = self._golden.source.settings, self._settings
         named = others(theirs, ours) if theirs and ours else []
-        digest = [other for other in differing if other.name == "settings"]
+        digest = [other for other in differing if other.name in ("settings", COMMAND)]
         return [*(named or digest if digest else []), *(o for o in differing if o not in digest)]
 
     def _why_not(self, track: _Track, facts: WorkerFacts) -> str | None:
@@ -113,6 +121,29 @@ class GoldenWatch:
             return "it told no step"
         is_held = track.num_equal or track.difference is not None
         return None if is_held else "the file holds none of its steps"
+
+    def _without_other_start(self, standings: Sequence[Standing]) -> list[Standing]:
+        """Where all had been given something else to compute, nothing that they computed is known
+        to be wrong."""
+        why = {each.name: told for each in standings if (told := self._other_start(each))}
+        if len(why) < sum(each.is_comparable for each in standings):
+            return [*standings]
+        return [
+            replace(each, disagreement=None, why_not=why[each.name]) if each.name in why else each
+            for each in standings
+        ]
+
+    def _other_start(self, standing: Standing) -> str | None:
+        """What this worker had been given otherwise; None: it differs in nothing, or computed what
+        differs."""
+        found, given = standing.disagreement, self._tracks[standing.name].given
+        if found is None:
+            return None
+        if self._golden.is_of_command:
+            what = f"other than in the file from step {found.step} on: {listed(given)}"
+            return what if given else None
+        is_first = found.step == self._golden.steps[0].step and found.quantity.startswith(BEFORE)
+        return _OTHER_WEIGHTS if is_first else None
 
     def _speed(self, track: _Track) -> float | None:
         golden_ms, own_ms = self._golden.step_ms, usual_ms(track.ms)
@@ -135,17 +166,3 @@ def _explained(found: Disagreement, vectors: Mapping[str, Vectors | None]) -> Di
     """With the tensor, where both told the fingerprints of that step."""
     told = {name: each for name, each in vectors.items() if each and each.step == found.step}
     return explain(found, told)
-
-
-def _without_other_weights(standings: Sequence[Standing], first_step: int) -> list[Standing]:
-    """Where all differ before the first update, they began with other weights: nothing that they
-    computed is known to be wrong."""
-    comparable = [each for each in standings if each.is_comparable]
-    found = [(d.step, d.quantity) for each in comparable if (d := each.disagreement) is not None]
-    is_so = all(step == first_step and q.startswith(BEFORE) for step, q in found)
-    if len(found) < len(comparable) or not is_so:
-        return [*standings]
-    return [
-        replace(each, disagreement=None, why_not=_OTHER_WEIGHTS) if each in comparable else each
-        for each in standings
-    ]

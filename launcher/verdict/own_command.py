@@ -1,17 +1,24 @@
-"""What tells that a command of a person's own, and no GPU, made its workers differ. Pure."""
+"""A command of a person's own: which one it is, and what tells that it made its workers differ, and
+no GPU. Pure."""
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 
 from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement
-from model_check.events import Step
+from model_check.events import Scalar, Step
 from model_check.utils.fingerprint import GENERATORS, INPUTS
 from model_check.utils.words import listed
 
 _FIRST_WEIGHTS = "before.weights"
 _GIVEN = (INPUTS, _FIRST_WEIGHTS, "forward", "loss")
 """What differs first where a command gave its workers something else to compute."""
+COMMAND = "command"
+"""The name of its digest in a key."""
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 
 
 class CheckedCommand(Struct, frozen=True):
@@ -23,6 +30,8 @@ class CheckedCommand(Struct, frozen=True):
     """torch takes deterministic operations for it, where it has them."""
     max_steps: int | None = None
     """It ends after so many; None: when it ends by itself."""
+    words: tuple[str, ...] = ()
+    """Its command line as other hosts may give it, too; secrets are masked."""
 
     @property
     def given(self) -> list[str]:
@@ -31,22 +40,63 @@ class CheckedCommand(Struct, frozen=True):
         seeded = [] if seed is None else [f"random numbers seeded by --seed {seed}"]
         return [*seeded, *([deterministic] if self.deterministic else [])]
 
+    @property
+    def key(self) -> dict[str, Scalar]:
+        """What of it decides its steps, beside its files."""
+        words = "\0".join(self.words).encode(errors="backslashreplace")
+        return {COMMAND: blake2b(words, digest_size=8).hexdigest(), "seed": self.seed}
+
+    @property
+    def told(self) -> dict[str, str]:
+        """The same by name, to say what differs where the digest does."""
+        return {f"word {number} of the command": w for number, w in enumerate(self.words, 1)}
+
+
+def words_of(command: Sequence[str]) -> tuple[str, ...]:
+    """A command line without what differs between hosts: where the program and a Python lie, and
+    which Python it is."""
+    program, *rest = command
+    program = os.path.basename(program) if os.path.isabs(program) else program
+    return tuple("python" if _PYTHON.fullmatch(word) else word for word in (program, *rest))
+
+
+class GivenOtherwise(Struct, frozen=True):
+    """What workers that differ had been given to compute, as far as it differs."""
+
+    weights: bool
+    """The first weights."""
+    batch: bool
+    generators: list[str]
+    """`torch`, `numpy`: those of random numbers."""
+
+    @property
+    def words(self) -> list[str]:
+        """Empty: nothing of it differs."""
+        what = ["the first weights"] if self.weights else []
+        what += ["the batch"] if self.batch else []
+        numbers = f"random numbers ({', '.join(self.generators)})"
+        return [*what, numbers] if self.generators else what
+
+
+def given_otherwise(found: Disagreement, told: Mapping[str, Step]) -> GivenOtherwise:
+    """`told`: the step in which they differ."""
+    if found.quantity not in _GIVEN:
+        return GivenOtherwise(False, False, [])
+    names = sorted({q for step in told.values() for q in step.fp if q.startswith(GENERATORS)})
+    return GivenOtherwise(
+        weights=found.step == 0 and _differs(_FIRST_WEIGHTS, told),
+        batch=found.quantity == INPUTS,
+        generators=[q.removeprefix(GENERATORS) for q in names if _differs(q, told)],
+    )
+
 
 def why_unrepeatable(found: Disagreement, told: Mapping[str, Step], seed: int | None) -> str | None:
     """How the command differed between its workers, and what to set. None: a majority agrees, or
     nothing shows that the command differed. `told`: the step in which they differ."""
-    if found.odd or found.quantity not in _GIVEN:
+    given = given_otherwise(found, told)
+    if found.odd or not (what := given.words):
         return None
-    names = sorted({q for step in told.values() for q in step.fp if q.startswith(GENERATORS)})
-    generators = [q.removeprefix(GENERATORS) for q in names if _differs(q, told)]
-    has_other_weights = found.step == 0 and _differs(_FIRST_WEIGHTS, told)
-    what = ["the first weights"] if has_other_weights else []
-    what += ["the batch"] if found.quantity == INPUTS else []
-    if generators:
-        what.append(f"random numbers ({', '.join(generators)})")
-    if not what:
-        return None
-    cure = _cure(has_other_weights, bool(generators), seed)
+    cure = _cure(given.weights, bool(given.generators), seed)
     differ = "differs" if what == ["the batch"] else "differ"
     where = f"in step {found.step} {listed(what)} {differ} between workers"
     return f"the command is not repeatable: {where}: {cure}"

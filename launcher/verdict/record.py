@@ -186,7 +186,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field
 
     @property
     def stands_alone(self) -> str | None:
-        """Why its bits are compared with no other run and no golden file; None: they may be."""
+        """Why its bits are compared with no other run; None: they may be."""
         within = "a command of your own is compared within its run alone"
         return self.not_compared or (within if self.checked is not None else None)
 

@@ -73,7 +73,8 @@ COMMAND_AGAIN = (
 """In place of NOT_AGAIN, for a command of a person's own."""
 _WATCH_LONGER = (
     "A command is compared where it steps an optimizer of torch, in a Python that runs without -I, "
-    "-E and -S. The notes of {who} in the report may tell more."
+    "-E and -S; elsewhere let it call `watch` of model_check (docs/own-script.md). The notes of "
+    "{who} in the report may tell more."
 )
 _CHANGE_SETTING = "No GPU is to blame: change the setting that the message names."
 _LOOK_AT_HOST = "No GPU is to blame. Look at this host's limits: {program} doctor"

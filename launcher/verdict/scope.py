@@ -112,7 +112,7 @@ def what_one_showed(
     if golden is not None and golden.equal:
         (of_one,) = golden.workers
         count = f"{of_one.equal_steps} of {of_one.steps} steps of {golden.label}"
-        parts = [what_was_equal([facts], "", count)]
+        parts = [what_was_equal([facts], "", count, is_ours=is_ours)]
     if how != "off" and not is_ours:
         parts.append("no bit of its weights or of its optimizer's state flipped between updates")
     elif how != "off":

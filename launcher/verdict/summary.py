@@ -28,7 +28,7 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     if verdict is Verdict.PASS:
         last = "its end" if case.record.steps is None else f"all {case.record.steps:,} steps"
         until = f"; {_DEADLINE} {last}" if case.end.is_deadline else ""
-        until += _given(case)
+        until += _unwatched(case) + _given(case)
         passed = f"{_where(case)}{_what_passed(case, results)}{_among_nodes(case)}"
         return Summary(f"{passed}{_as_golden(case)}{until}")
     reason, explained = _why_not(case, results)
@@ -48,6 +48,12 @@ def _given(case: Case) -> str:
     """For the end of the sentence about a command."""
     command = case.record.checked
     return "".join(f"; {each}" for each in command.given) if command else ""
+
+
+def _unwatched(case: Case) -> str:
+    """For the end of the sentence about a command that starts several processes."""
+    most = max(len(facts.unwatched) for facts in case.all_facts.values())
+    return f"; one of the {most + 1} processes of a worker that train was compared" if most else ""
 
 
 def _where(case: Case) -> str:

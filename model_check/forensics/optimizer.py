@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from model_check.forensics.fingerprint import has_fingerprint
-from model_check.forensics.shard import is_dense, is_shared, named_part, own_values
+from model_check.forensics.shard import flat, is_dense, is_shared, named_part, own_values
+from model_check.utils.fingerprint import label
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class TorchOptimizer:
         known = {name: p for name, p in named if p in own}
         self._device = next((own_values(p).device for p in known.values()), torch.device("cpu"))
         self.named = {name: p for name, p in known.items() if self._is_read(p)}
-        self.left_out = [name for name in known if name not in self.named]
+        self._unread = [label("weights", name) for name in known if name not in self.named]
         self._optimizer: torch.optim.Optimizer = weakref.proxy(optimizer)
         self._owners = list(self.named.values())
 
@@ -137,6 +138,21 @@ class TorchOptimizer:
         return {"weights": own_values(parameter), **moments}
 
     @property
+    def unread(self) -> list[str]:
+        """What has no fingerprint, for people: weights, gradients and state, as far as they exist
+        by now."""
+        found = [*self._unread]
+        for name, parameter in self.named.items():
+            if parameter.grad is not None and not has_fingerprint(parameter.grad):
+                found.append(label("gradients", name))
+            state = self._optimizer.state.get(parameter, {})
+            read = {kind for kind, _ in self._tensors(parameter)}
+            found += [
+                label(k, name) for k, x in state.items() if k not in read and _holds_tensor(x)
+            ]
+        return found
+
+    @property
     def layout(self) -> list[int]:
         """Another one where any of what an update changes is another tensor."""
         state = self._optimizer.state
@@ -154,7 +170,7 @@ class TorchOptimizer:
     def _tensors(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         """Yields what the optimizer keeps for a parameter, beside its weights."""
         for kind, values in self._optimizer.state.get(parameter, {}).items():
-            if isinstance(values, Tensor) and self._is_read(values):
+            if isinstance(values, Tensor) and self._is_read(values := _in_pairs(values)):
                 yield kind, values
 
     def _is_read(self, tensor: Tensor) -> bool:
@@ -165,6 +181,24 @@ class TorchOptimizer:
 def _place(tensor: Tensor) -> int:
     """Where its values lie, read without a view: each step asks."""
     return own_values(tensor).data_ptr() if is_shared(tensor) else tensor.data_ptr()
+
+
+def _in_pairs(tensor: Tensor) -> Tensor:
+    """The same memory: of values of one byte, any shape, each two as int16 [values / 2], where that
+    can be."""
+    is_strided = tensor.layout is torch.strided and not is_shared(tensor)
+    if tensor.element_size() > 1 or not is_strided or not is_dense(tensor):
+        return tensor
+    is_even = tensor.numel() % 2 == tensor.storage_offset() % 2 == 0
+    return flat(tensor).view(torch.int16) if is_even else tensor
+
+
+def _holds_tensor(value: object) -> bool:
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return isinstance(value, Tensor) or (
+        isinstance(value, list | tuple) and any(map(_holds_tensor, value))
+    )
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import distributed
+
 from model_check.utils import wire
 
 
@@ -34,7 +36,10 @@ class Place:
         )
 
     def claim(self) -> bool:
-        """Whether this process is the worker: of all that step the first one is."""
+        """Whether this process is the worker: rank 0 of a job; of processes that have no rank the
+        first that steps."""
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
+            return False
         # The number of the socket: a replay has the same name.
         number = os.fstat(self.events_fd).st_ino
         mark = self.run_dir / f"{self.worker.lower()}.{number}.claimed"

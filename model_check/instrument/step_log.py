@@ -12,6 +12,7 @@ from model_check.forensics.checksums import NUM_KEPT, Change, ChecksumVector
 from model_check.instrument.finite import LeafSums, as_told
 from model_check.instrument.sink import PlainSink
 from model_check.instrument.update import Updated, WatchedUpdate
+from model_check.utils.words import few
 
 _NUM_NAMED = 64
 EXIT_NONFINITE = 20
@@ -70,6 +71,8 @@ class StepLog:
             fp = vector.roll_ups | rng
             told = {"loss": loss, "grad_norm": _hex(norm), "fp": fp, "taken": vector.taken}
             self._sink.emit("step", **pending.event, **told)
+            if unread := pending.update.unread():
+                self._sink.emit("note", text=f"no fingerprint is taken of {few(unread)}")
             if change is not None:
                 self.judge(change, pending.updated.written)
 

@@ -15,6 +15,9 @@ from model_check.hooks.fingerprints import READS, Fingerprints, bytes_paid_by
 _MOST_SLOTS = 16
 """Steps in which a rotation takes everything once."""
 
+_NUM_SEARCHED = 2
+"""Steps after which an optimizer has all kinds of state that it will have."""
+
 
 @dataclass(frozen=True)
 class Updated:
@@ -45,6 +48,8 @@ class WatchedUpdate:
         """Of the gradients of this step, which were taken; None: they are to be taken."""
         self._versions: dict[str, int] = {}
         self._written: frozenset[str] = frozenset()
+        self._unread: dict[str, bool] = {}
+        """What has no fingerprint -> whether that was told."""
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether the optimizer still updates the same parameters."""
@@ -77,6 +82,8 @@ class WatchedUpdate:
         self._renew()
         self._fingerprints.after(0)
         vector, norms = self._fingerprints.end_update(self._norms), self._norms
+        if self._num_done < _NUM_SEARCHED:
+            self._unread = dict.fromkeys(self.seen.unread, False) | self._unread
         self._num_done, self._norms = self._num_done + 1, None
         self._versions = {name: p._version for name, p in self.seen.named.items()}
         return Updated(vector, norms, self._written, list(self.seen.named))
@@ -91,6 +98,12 @@ class WatchedUpdate:
     def changed_now(self) -> Change | None:
         """The same, behind the last step."""
         return self._continuity.changed_now(self._fingerprints.of_state_now())
+
+    def unread(self) -> list[str]:
+        """Returns, once, what has no fingerprint."""
+        untold = [name for name, is_told in self._unread.items() if not is_told]
+        self._unread |= dict.fromkeys(untold, True)
+        return untold
 
     def kept(self) -> dict[str, Tensor]:
         """By the names of a dossier."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from model_check.forensics.checksums import joined
 from model_check.forensics.fingerprint import Kernel, fingerprint_for, has_fingerprint
 from model_check.hooks.fingerprints import FlowSums
-from model_check.instrument import generators
+from model_check.instrument import generators, sources
 from model_check.instrument.build import described
 from model_check.instrument.finite import LeafSums
 from model_check.instrument.model_hooks import ModuleHook, tensors_in
@@ -112,14 +112,15 @@ class Watcher:
         return self._pid == os.getpid()
 
     def _claim(self, optimizer: Optimizer) -> bool:
-        """Of all processes of this worker the first that steps is watched."""
+        """Of all processes of this worker one is watched: the same one in each worker."""
         if self._pid is not None:
             return True
         place = self._place
         sink = PlainSink(place.events_fd)
         if not place.claim():
             self._is_refused = True
-            sink.emit("note", text=f"process {os.getpid()} trains, too, and is not watched")
+            text = "another process trains, too, and is not watched"
+            sink.emit("note", text=text, unwatched=os.getpid())
             sink.forget()
             return False
         self._pid, self._sink = os.getpid(), sink
@@ -128,10 +129,10 @@ class Watcher:
         self._client = Supervised(
             sink, is_held=place.is_held, tell_vectors=log.tell_vectors, keep=self._keep
         )
+        sink.emit("phase", name="import", detail={"schema": SCHEMA})
         kernel = self._kernel(device_of(optimizer)).name
         built = described(optimizer, self._present_optimizers(), kernel)
-        sink.emit("phase", name="import", detail={"schema": SCHEMA})
-        sink.emit("phase", name="build", detail=built)
+        sink.emit("phase", name="build", detail=built | sources.digests(self._note))
         sink.emit("phase", name="train", detail={})
         self._began, self._cpu = time.monotonic(), time.process_time()
         return True
@@ -198,8 +199,6 @@ class Watcher:
             optimizer, names, self._kernel(device_of(optimizer)), self._noted.num_tokens
         )
         self._updates[id(optimizer)] = made
-        if made.seen.left_out:
-            self._note(f"no fingerprint is taken of {len(made.seen.left_out)} parameters")
         return made
 
     def _kernel(self, device: torch.device) -> Kernel:

@@ -3,14 +3,17 @@ the launcher makes of such events is in tests/launcher/verdict/test_own_command.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launcher.cli import main
 from tests.e2e.conftest import TINY, Launcher, Run
 from tests.e2e.test_replay import REPLAYS
 from tests.launcher.report.report_schema import faults
+from tests.launcher.verdict.test_golden import golden as golden_of_training
 
 COMMAND = Path(__file__).parents[1] / "scripted" / "command.py"
 WRITES = "[launcher] replay: the command writes its files again, "
@@ -48,7 +51,8 @@ def test_a_command_that_trains_alike_passes_and_says_what_was_equal(checks: Laun
         "optimizer's state equal bit for bit in 4 of 4 steps; random numbers seeded by --seed 3"
     )
     assert "random numbers seeded by --seed 3" in (run.directory / "report.html").read_text()
-    assert run.report()["run"]["checked"] == {"seed": 3, "deterministic": False, "max_steps": 4}
+    given = run.report()["run"]["checked"]
+    assert (given["seed"], given["deterministic"], given["max_steps"]) == (3, False, 4)
     assert "check --device" not in run.output
     told_again(run)
 
@@ -180,7 +184,93 @@ def test_what_was_not_seen_does_not_pass(checks: Launcher, case: str, what: str)
     run = checked(checks, case)
     assert run.exit_code == 75, run.output
     assert what in run.report()["summary"]
+    assert "let it call `watch` of model_check" in run.report()["do_now"]
     told_again(run)
+
+
+def test_a_pass_says_that_one_of_several_processes_was_compared(checks: Launcher) -> None:
+    run = checked(checks, "beside", workers=2)
+    assert run.exit_code == 0, run.output
+    said = "; one of the 2 processes of a worker that train was compared"
+    assert run.report()["summary"].endswith(said)
+    assert run.lines("[launcher] note: all 2 CPU workers: another process trains, too")
+    told_again(run)
+
+
+def test_the_exit_code_of_the_process_counts_whatever_its_hooks_told(checks: Launcher) -> None:
+    run = checked(checks, "exits=3", workers=1)
+    assert (run.exit_code, run.verdicts()) == (3, {"CPU0": "FAIL"}), run.output
+    assert "CPU0 failed: exit code 3 after step 7" in run.report()["summary"]
+
+
+@pytest.fixture
+def golden(checks: Launcher) -> Launcher:
+    """With g.json, of three workers that agreed."""
+    assert checked(checks, options=("--seed=1",)).exit_code == 0
+    written = checks.verb("report", "run", "--write-golden", "g.json")
+    assert written.returncode == 0, written.stdout
+    assert "golden file g.json: 8 steps of CPU0, CPU1 and CPU2" in written.stdout
+    return checks
+
+
+def against_golden(golden: Launcher, *cases: str, seed: int = 1, **environ: str) -> Run:
+    """One worker alone, in a directory of its own."""
+    golden.environ |= environ
+    options = (f"--seed={seed}", "--golden=g.json", "--run-dir=again")
+    run = checked(golden, *cases, workers=1, options=options)
+    return replace(run, directory=golden.cwd / "again")
+
+
+def test_a_worker_alone_is_compared_with_a_golden_file_of_its_command(golden: Launcher) -> None:
+    run = against_golden(golden)
+    assert run.exit_code == 0, run.output
+    said = (
+        "loss, gradients, weights and the optimizer's state equal bit for bit in 8 of 8 steps of "
+        "golden g.json"
+    )
+    assert said in run.report()["summary"]
+    told_again(run)
+
+
+def test_a_flipped_bit_is_a_suspect_of_the_golden_file(golden: Launcher) -> None:
+    run = against_golden(golden, SCRIPTED_CASES="gradient@3:CPU0")
+    assert (run.exit_code, run.report()["culprits"]) == (21, ["CPU0"]), run.output
+    assert "CPU0 differs from golden g.json at step 3, gradients" in run.report()["summary"]
+    assert "bash run.sh replay" in run.report()["do_now"]
+    told_again(run)
+
+
+@pytest.mark.parametrize(
+    ("cases", "seed", "environ", "what"),
+    [
+        (["steps=4"], 1, "", "word 3 of the command n/a there, steps=4 here"),
+        ([], 2, "", "seed 1 there, 2 here"),
+        ([], 1, "source=89ab", "source command.py 4567 there, 89ab here"),
+        ([], 1, "order", "other than in the file from step 0 on: the batch"),
+    ],
+)
+def test_what_computes_something_else_is_not_comparable_and_nobody_is_named(
+    golden: Launcher, cases: list[str], seed: int, environ: str, what: str
+) -> None:
+    run = against_golden(golden, *cases, seed=seed, SCRIPTED_CASES=environ)
+    assert (run.exit_code, run.report()["culprits"]) == (75, []), run.output
+    assert f"could not be compared with golden g.json: {what}" in run.report()["summary"]
+    told_again(run)
+
+
+def test_a_golden_file_of_the_other_kind_is_refused_before_the_start(golden: Launcher) -> None:
+    ours = golden.cwd / "ours.json"
+    ours.write_bytes(msgspec.json.encode(golden_of_training()))
+    command = ("--", sys.executable, str(COMMAND))
+    for run, what in (
+        (check(golden, "--golden=ours.json", *command), "our own training, and a command of"),
+        (golden("--golden=g.json"), "a command of your own, and our own training runs here"),
+    ):
+        assert run.exit_code == 2, run.output
+        assert f"it holds the bits of {what}" in run.output
+    written = golden.verb("report", "run", "--golden", "ours.json")
+    assert written.returncode == 75
+    assert "not comparable: it holds the bits of our own training, and a comm" in written.stdout
 
 
 def test_a_command_that_fails_is_told_as_ever(checks: Launcher) -> None:

@@ -106,6 +106,37 @@ def test_the_module_that_made_a_nan_is_named(launcher: Launcher) -> None:
     assert "CPU1 failed first: non-finite gradient at step 3, born in h.1.fc" in run.output
 
 
+def test_one_worker_is_held_against_the_golden_file_of_three(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    launcher.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.read_text())
+
+    def run(*options: str, python: str = sys.executable) -> Run:
+        return check(launcher, "--max-steps=9", *options, "--", python, str(script))
+
+    agreed = run("--workers=3")
+    assert agreed.exit_code == 0, agreed.output
+    written = launcher.verb("report", "run", "--write-golden", "g.json")
+    assert written.returncode == 0, written.stdout
+    held = ("--workers=1", "--golden=g.json", "--run-dir")
+    link = tmp_path / "python3"
+    link.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    link.chmod(0o755)
+    equal = run(*held, "equal", python=str(link))
+    assert equal.exit_code == 0, equal.output
+    assert "equal bit for bit in 6 of 6 steps of golden g.json" in equal.output
+    launcher.environ["NANO_FLIP"] = "gradient:h.1.fc.weight:77"
+    flipped = run(*held, "flipped")
+    assert flipped.exit_code == 21, flipped.output
+    assert "SUSPECT: CPU0 differs from golden g.json at step 3, gradients" in flipped.output
+    script.write_text(SCRIPT.read_text().replace("Dropout(0.1)", "Dropout(0.2)"))
+    other = run(*held, "other")
+    assert other.exit_code == 75, other.output
+    assert "could not be compared with golden g.json: source train.py" in other.output
+
+
 def test_what_was_not_watched_to_its_end_is_not_passed(launcher: Launcher, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(BROKEN)

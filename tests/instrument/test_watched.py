@@ -55,6 +55,7 @@ def test_each_step_is_told(clean: Ran) -> None:
     names = [event.name for event in clean.of(Phase)]
     assert names == ["import", "build", "train"]
     assert clean.of(Phase)[0].detail == {"schema": 1}
+    assert "source nano.py" in clean.of(Phase)[1].detail
     steps = clean.of(Step)
     assert [step.step for step in steps] == list(range(6))
     state = {"weights", "exp_avg", "exp_avg_sq", "step"}
@@ -93,9 +94,13 @@ def test_a_watched_run_is_the_run_and_two_are_equal(env: dict[str, str], tmp_pat
     alone = plain(NANO, tmp_path, env=env)
     assert one.steps == other.steps
     assert one.steps
+    of_lbfgs = ", ".join(f"the {kind} of wte.weight" for kind in ("al", "old_dirs", "old_stps"))
+    of_lbfgs = f"no fingerprint is taken of {of_lbfgs}, the ro of wte.weight"
+    unread = [of_lbfgs] if env == {"NANO_OPTIMIZER": "lbfgs"} else []
     for ran in (one, other):
         assert (ran.exit_code, ran.stdout, ran.stderr) == (0, alone.stdout, alone.stderr)
-        assert ran.of(Note) == ran.of(Break) == []
+        assert ran.of(Break) == []
+        assert [note.text for note in ran.of(Note)] == unread
         assert ran.of(Done)[0].exit_code == 0
 
 
@@ -343,8 +348,27 @@ def test_of_two_processes_that_train_one_is_watched(clean: Ran, tmp_path: Path) 
     text = f"import os\nif os.fork():\n    os.wait()\n{NANO.read_text()}"
     ran = watched(script(tmp_path, text), tmp_path / "a")
     assert ran.steps == clean.steps
-    assert ran.of(Note)[0].text.endswith("trains, too, and is not watched")
+    (note,) = ran.of(Note)
+    assert note.text == "another process trains, too, and is not watched"
+    assert note.unwatched
     assert ran.stdout == 2 * clean.stdout
+
+
+def test_of_the_ranks_of_a_job_the_first_is_watched_whoever_comes_first(tmp_path: Path) -> None:
+    text = """
+        import sys, torch
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        rank = int(sys.argv[1])
+        torch.distributed.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        net = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5 + rank)
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        """
+    python = f"{sys.executable} {script(tmp_path, text)}"
+    ran = watched(NANO, tmp_path / "a", "bash", "-c", f"{python} 1; {python} 0")
+    assert [step.lr for step in ran.of(Step)] == [0.5]
+    assert [bool(note.unwatched) for note in ran.of(Note)] == [True]
 
 
 ODD = """
@@ -414,6 +438,36 @@ def test_an_own_optimizer_with_a_closure_and_an_average_of_the_model(tmp_path: P
     assert told["gradients"]["parameter 6"] == f"{0:016x}"
     (found,) = watched(path, tmp_path / "c", env={"FLIP": "1"}).of(Break)
     assert (found.tensor, found.found, found.step) == ("0.weight", [(11, 3)], 2)
+
+
+def test_what_has_no_fingerprint_is_told(tmp_path: Path) -> None:
+    text = """
+        import torch
+
+        class Small(torch.optim.SGD):
+            def step(self, closure=None):
+                super().step(closure)
+                for p in self.param_groups[0]["params"]:
+                    state = self.state[p]
+                    state.setdefault("even", torch.zeros(6, dtype=torch.int8)).add_(1)
+                    state.setdefault("odd", torch.zeros(3, dtype=torch.uint8)).add_(1)
+                    state.setdefault("listed", {"a": [torch.zeros(3)]})
+                    state.setdefault("far", torch.empty(3, device="meta"))
+
+        net = torch.nn.Embedding(8, 2, sparse=True)
+        optimizer = Small(net.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            net(torch.arange(4)).sum().backward()
+            optimizer.step()
+        """
+    ran = watched(script(tmp_path, text), tmp_path / "a")
+    (note,) = ran.of(Note)
+    assert note.text == (
+        "no fingerprint is taken of the gradient of weight, the odd of weight, the listed of "
+        "weight, the far of weight"
+    )
+    assert len({step.fp["even"] for step in ran.of(Step)}) == len(ran.steps) == 4
 
 
 def test_what_a_script_writes_itself_is_no_fault(tmp_path: Path) -> None:

@@ -110,13 +110,6 @@ def test_deterministic_operations_are_for_a_command(tmp_path: Path) -> None:
     assert "check: --deterministic is for `-- COMMAND`" in refused.stderr
 
 
-def test_a_golden_file_is_refused_for_a_command_in_plain_words(tmp_path: Path) -> None:
-    asked = ("--device=cpu", "--golden=g.json", "--dry-run", "--", "tool")
-    refused = plan_of(*asked, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "launch.golden = g.json: it holds the bits of our own training" in refused.stderr
-
-
 def test_a_settings_file_counts_more_than_a_level(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"training": {"max_steps": 50}}')
     argv = ["quick", "--config", str(tmp_path / "c.json")]

@@ -1,5 +1,6 @@
 """A training that is no program of ours, without torch: it sends the events of a checked command,
-with numbers that it makes up. `python command.py [CASE ...]`, with any of these:
+with numbers that it makes up. `python command.py [CASE ...]`, with any of these, or with some in
+SCRIPTED_CASES:
 
 steps=N: so many, 8 otherwise. gradient@STEP:WORKER, momentum@STEP:WORKER: one bit of it flips.
 weights, batch, order: first weights, batches with other random numbers, batches with equal ones
@@ -7,7 +8,8 @@ differ in all workers. `weights` and `batch` heed MODEL_CHECK_SEED; `reseed`: as
 not. varies:WORKER: its first step does not repeat. silent: it tells nothing. breaks@STEP:WORKER:
 nobody watches it any more behind that step. short:WORKER: it does one step less.
 once: a flip is of the run alone. strays:WORKER: that one differs from step 1 on where it is
-computed again. writes: it writes out-WORKER where it starts.
+computed again. writes: it writes out-WORKER where it starts. beside: another
+process of it trains, too. source=TEXT: what its file holds. exits=N: its exit code, not told.
 """
 
 import json
@@ -30,7 +32,7 @@ STATE = ("momentum_buffer", "weights")
 
 def case(name: str) -> str | None:
     """What stands behind it; None: it was not given. `@STEP:WORKER`: nothing on other workers."""
-    for each in sys.argv[1:]:
+    for each in (*sys.argv[1:], *os.environ.get("SCRIPTED_CASES", "").split()):
         match = re.fullmatch(rf"{name}(?:=(\w+)|@(\d+):(\w+)|:(\w+))?", each)
         if match is not None:
             number, step, of_step, of_all = match.groups()
@@ -177,11 +179,15 @@ def main() -> None:
         "dtype": "float32",
     }
     detail |= {"deterministic": False, "fingerprints": "full, schema 1", "settings": "0123"}
+    detail["source command.py"] = case("source") or "4567"
     told.emit("phase", name="import", detail={"schema": 1})
     told.emit("phase", name="build", detail=detail | {"optimizer": "SGD"})
     told.emit("phase", name="train")
+    if case("beside") is not None:
+        told.emit("note", text="another process trains, too", unwatched=os.getpid() + 1)
     train(told)
     print("trained", flush=True)
+    sys.exit(int(case("exits") or 0))
 
 
 main()

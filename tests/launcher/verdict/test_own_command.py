@@ -9,7 +9,7 @@ import pytest
 from launcher.verdict.advice import advised
 from launcher.verdict.disagreement import Disagreement, Replay
 from launcher.verdict.live import Watch
-from launcher.verdict.own_command import CheckedCommand
+from launcher.verdict.own_command import CheckedCommand, words_of
 from launcher.verdict.past import is_transient, past_runs
 from launcher.verdict.record import RunEnd, Stop
 from launcher.verdict.results import RunResult, Verdict
@@ -266,6 +266,15 @@ def test_a_run_of_a_command_is_not_compared_with_other_runs() -> None:
     assert run.why_not(run.workers[0]) is None
     why = asked(run, checked=OWN_SEED).why_not(run.workers[0])
     assert why == "a command of your own is compared within its run alone"
+
+
+def test_a_command_is_the_same_wherever_its_python_lies() -> None:
+    words = ("python", "train.py", "--lr", "0.1")
+    for python in ("python3", "/usr/bin/python3.12", "./.venv/bin/python"):
+        assert words_of((python, *words[1:])) == words
+    assert words_of(("/opt/bin/torchrun", "--x", "a/b.py")) == ("torchrun", "--x", "a/b.py")
+    keys = [CheckedCommand(words=each).key for each in (words, (*words[:3], "0.2"))]
+    assert keys[0]["command"] != keys[1]["command"]
 
 
 def test_done_is_what_says_that_it_was_watched_to_its_end() -> None:
