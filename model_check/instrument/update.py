@@ -34,13 +34,22 @@ class Updated:
 
 class WatchedUpdate:
     def __init__(
-        self, optimizer: Optimizer, named: dict[str, nn.Parameter], kernel: Kernel, num_tokens: int
+        self,
+        optimizer: Optimizer,
+        named: dict[str, nn.Parameter],
+        kernel: Kernel,
+        *,
+        num_tokens: int,
+        last_step: int | None,
     ) -> None:
-        """`num_tokens`: of a step, as far as they are known."""
+        """`num_tokens`: of a step, as far as they are known. `last_step`: takes everything."""
         self.seen = TorchOptimizer(named.items(), optimizer)
         self._owners = parameters_of(optimizer)
         budget = _budget_bytes(self._owners, kernel, num_tokens)
-        self._fingerprints = Fingerprints(None, self.seen, kernel, sites=(), budget_bytes=budget)
+        last = -1 if last_step is None else last_step
+        self._fingerprints = Fingerprints(
+            None, self.seen, kernel, sites=(), budget_bytes=budget, last_step=last
+        )
         self._layout = self.seen.layout
         self._continuity = Continuity()
         self._num_done = 0

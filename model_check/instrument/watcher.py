@@ -196,7 +196,11 @@ class Watcher:
             weakref.finalize(optimizer, self._updates.pop, id(optimizer), None).atexit = False
         names = named(parameters_of(optimizer), self._roots_of(optimizer))
         made = WatchedUpdate(
-            optimizer, names, self._kernel(device_of(optimizer)), self._noted.num_tokens
+            optimizer,
+            names,
+            self._kernel(device_of(optimizer)),
+            num_tokens=self._noted.num_tokens,
+            last_step=self._place.stop_after,
         )
         self._updates[id(optimizer)] = made
         return made

@@ -162,6 +162,14 @@ def test_an_operation_that_varies_is_told(direction: str, tmp_path: Path) -> Non
     assert ran.of(Step)[0].repeated is False
 
 
+def test_a_slow_kernel_takes_a_part_in_each_step_and_everything_in_the_last(
+    tmp_path: Path,
+) -> None:
+    env = {"PATH": "", "MODEL_CHECK_STOP_AFTER": "4"}  # no compiler
+    taken = [step["taken"] for step in watched(NANO, tmp_path / "a", env=env).steps]
+    assert taken == ["all, all of 11", "all, 1 of 11", "1, 2 of 11", "2, 3 of 11", "3, all of 11"]
+
+
 def test_a_part_that_is_called_by_itself_is_watched_as_a_model(clean: Ran, tmp_path: Path) -> None:
     ran = watched(NANO, tmp_path / "a", env={"NANO_PART": "1", "NANO_VARIES": "forward"})
     first, of_whole = ran.of(Step)[0], clean.of(Step)[0]
