@@ -91,7 +91,7 @@ class _Hooks:
         self._register(before, after)
         made = compile_(*args, **kwargs)
         if isinstance(made, nn.Module):
-            watcher.hook_compiled(made)
+            watcher.passes.hook_compiled(made)
         return made
 
     def _failed(self, hook: Callable[..., None], *args: Any) -> None:
