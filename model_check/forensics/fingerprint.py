@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_check.utils.fingerprint import NUM_COLUMNS, column_weight, row_weight
 from model_check.utils.words import first_line
@@ -106,7 +106,10 @@ def eager_fingerprint(tensors: Sequence[Tensor], first_rows: Sequence[int] | Non
 
 
 def has_fingerprint(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.element_size() in _BITS
+    """Whether its values lie where it says. Those of a class of a person's own may not: it may be a
+    shell around others."""
+    is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
+    return is_plain and tensor.layout is torch.strided and tensor.element_size() in _BITS
 
 
 def width_of(tensor: Tensor) -> int:

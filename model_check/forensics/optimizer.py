@@ -158,7 +158,8 @@ class TorchOptimizer:
         state = self._optimizer.state
         of_owners = (state.get(owner, {}).values() for owner in self._owners)
         kept = (values for of_one in of_owners for values in of_one if isinstance(values, Tensor))
-        return [_place(tensor) for tensor in (*self._owners, *kept)]
+        strided = (tensor for tensor in kept if tensor.layout is torch.strided)
+        return [_place(tensor) for tensor in (*self._owners, *strided)]
 
     @torch.no_grad()
     def grad_norms(self) -> Tensor:

@@ -73,7 +73,8 @@ class _Hooks:
         self._watcher.meet(optimizer)
 
     def _backward(self, backward: Callable[..., Any], tensors: Any, *args: Any, **kw: Any) -> Any:
-        self._watcher.see_backward(tensors)
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        self._watcher.see_backward([root for root in tensors if isinstance(root, Tensor)])
         return backward(tensors, *args, **kw)
 
     def _clip(self, clip: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:

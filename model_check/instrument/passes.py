@@ -96,6 +96,8 @@ class Passes:
 
     @guarded
     def _before_model(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint computes it again
         if self._open is not None and self._open is not module:
             return  # within; a module that is open still has raised an error
         self._open, noted = module, self.noted

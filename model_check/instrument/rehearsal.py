@@ -1,26 +1,29 @@
 """Both passes of the first step, computed before it: equal calls must give equal bits, or no
 difference between workers would prove anything."""
 
-import io
 import logging
+import random
 import sys
-import time
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from model_check.forensics.fingerprint import has_fingerprint
 from model_check.instrument import generators
-from model_check.instrument.model_hooks import tensors_in
-from model_check.instrument.names import unwrapped
+from model_check.instrument.model_hooks import ModuleHook, tensors_in
 
-_FEWEST, _MOST, _ENOUGH_S = 3, 8, 1.0
-"""Times, and seconds after which the fewest are enough. An operation that varies once in ten is met
-by 3 workers of 8 times each with p = 0.92."""
+_NUM_TIMES = 5
+"""The same in each worker and in each rank, whose collectives count them."""
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
 Sums = Callable[[Sequence[Tensor]], Tensor]
 
 
@@ -37,19 +40,21 @@ class Rehearsal:
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """What fails is left to the script's own call."""
-        forward = unwrapped(module, ("module",)).forward
-        if _has_own_hooks(module):
-            self.why_not = "backward: the script hooks its gradients"
-        until = time.monotonic() + _ENOUGH_S
+        if why_not := _obstacle(module):
+            self.why_not = f"both passes: {why_not}"
+            return
+        if _has_gradient_hooks(module):
+            self.why_not = "backward pass: the script hooks its gradients"
+        forward = _unwrapped(module).forward
+        # A graph that is the script's ends here: parts of a model may share their weights.
+        own_args, own_kwargs = tree_map_only(Tensor, _cut_off, (args, kwargs))
         try:
-            for number in range(_MOST):
-                if number >= _FEWEST and time.monotonic() > until:
-                    break
-                with _kept(module, args, kwargs), _quiet(logs=number == 0):
-                    self._compute(module, forward, args, kwargs)
+            for number in range(_NUM_TIMES):
+                with _kept(module, args, kwargs), _quiet(logs=number == 0), _own_graph():
+                    self._compute(module, forward, own_args, own_kwargs)
         except Exception as error:
             self._forward = []
-            self.why_not = f"forward: {type(error).__name__}: {error}"
+            self.why_not = f"forward pass: {type(error).__name__}: {error}"
 
     def is_repeated_by(self, output: Any) -> bool | None:
         """Whether each call gave the bits of this output, and all calls the same gradients; None:
@@ -70,10 +75,29 @@ class Rehearsal:
         try:
             self._backward.append(self._of(_gradients(module, outputs)))
         except Exception as error:
-            self.why_not = f"backward: {type(error).__name__}: {error}"
+            self.why_not = f"backward pass: {type(error).__name__}: {error}"
 
     def _of(self, tensors: Sequence[Tensor]) -> list[int]:
         return [int(self._sums([x.detach()])) for x in tensors if has_fingerprint(x)]
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """What torch's wrappers call, which count their own calls."""
+    inner = vars(module)["_modules"].get("module")
+    return inner if inner is not None and type(module).__name__ in _WRAPPERS else module
+
+
+def _cut_off(x: Tensor) -> Tensor:
+    return x.detach().requires_grad_(x.requires_grad)
+
+
+def _own_graph() -> Any:
+    """Who checkpoints a module counts what it saves."""
+    return torch.autograd.graph.saved_tensors_hooks(_same, _same)
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def _floats(output: Any) -> list[Tensor]:
@@ -95,7 +119,16 @@ def _gradients(module: nn.Module, outputs: Sequence[Tensor]) -> list[Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
-def _has_own_hooks(module: nn.Module) -> bool:
+def _obstacle(module: nn.Module) -> str:
+    """Why its forward pass cannot be computed more than once; empty: it can."""
+    if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
+        return "the model has parameters without a shape"
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    found = (hook for m in module.modules() for name in hooks for hook in vars(m)[name].values())
+    return "" if all(isinstance(hook, ModuleHook) for hook in found) else "the script hooks them"
+
+
+def _has_gradient_hooks(module: nn.Module) -> bool:
     """Hooks of the script's: what they do cannot be put back."""
     modules = any(
         vars(each)[hooks]
@@ -109,18 +142,19 @@ def _has_own_hooks(module: nn.Module) -> bool:
 def _kept(module: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
     before = generators.states()
     modules = list(module.modules())
-    tensors = [*module.buffers(), *(x for _, x in tensors_in((args, kwargs)))]
-    copies = [(x, x.detach().clone(), x._version) for x in tensors]
+    held = (x for each in modules for x in vars(each).values() if isinstance(x, Tensor))
+    tensors = [*module.buffers(), *held, *(x for _, x in tensors_in((args, kwargs)))]
+    # Not by their versions: batch norm writes its statistics past them.
+    copies = [(x.data, x.detach().clone()) for x in tensors]
     states = [(vars(each), _copied(vars(each))) for each in modules]
     try:
         yield
     finally:
         for own, was in states:
             _put_back(own, was)
-        with torch.no_grad():
-            for x, copy, version in copies:
-                if x._version != version:
-                    x.copy_(copy)
+        for x, copy in copies:
+            if not torch.equal(x, copy):
+                x.copy_(copy)
         generators.put_back(before)
 
 
@@ -132,7 +166,12 @@ def _copied(value: Any) -> dict[str, tuple[Any, Any]]:
 def _content(held: Any) -> Any:
     if isinstance(held, torch.Generator):
         return held.get_state()
-    return held.copy() if isinstance(held, dict | list | set) else None
+    if isinstance(held, random.Random):
+        return held.getstate()
+    if hasattr(held, "bit_generator"):
+        return held.bit_generator.state
+    is_copied = isinstance(held, dict | list | set | deque) or hasattr(held, "__array_interface__")
+    return held.copy() if is_copied else None
 
 
 def _put_back(own: dict[str, Any], was: dict[str, tuple[Any, Any]]) -> None:
@@ -142,18 +181,42 @@ def _put_back(own: dict[str, Any], was: dict[str, tuple[Any, Any]]) -> None:
         own[name] = held
         if isinstance(held, torch.Generator):
             held.set_state(content)
+        elif isinstance(held, random.Random):
+            held.setstate(content)
+        elif hasattr(held, "bit_generator"):
+            held.bit_generator.state = content
         elif isinstance(held, list):
             held[:] = content
+        elif isinstance(held, deque):
+            held.clear()
+            held.extend(content)
         elif isinstance(held, dict | set):
             held.clear()
             held.update(content)
+        elif hasattr(held, "__array_interface__") and not isinstance(held, Tensor):
+            held[...] = content
+
+
+class _Muted:
+    """A stream to which this thread writes nothing; others do."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return int(self._stream.write(text))
 
 
 @contextmanager
 def _quiet(*, logs: bool) -> Iterator[None]:
     """What the script prints it prints in its own call. What is told once in a process (a warning,
     a line of a log) is told here, or never."""
-    streams, show, disabled = (sys.stdout, sys.stderr), warnings.showwarning, logging.root.manager
+    streams, show, manager = (sys.stdout, sys.stderr), warnings.showwarning, logging.root.manager
 
     def show_once(*args: Any, **kwargs: Any) -> None:
         muted, sys.stderr = sys.stderr, streams[1]
@@ -162,8 +225,8 @@ def _quiet(*, logs: bool) -> Iterator[None]:
         finally:
             sys.stderr = muted
 
-    level = disabled.disable
-    sys.stdout = sys.stderr = io.StringIO()
+    level = manager.disable
+    sys.stdout, sys.stderr = (_Muted(stream) for stream in streams)
     warnings.showwarning = show_once
     if not logs:
         logging.disable()

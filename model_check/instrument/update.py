@@ -27,7 +27,8 @@ class Updated:
     grad_norms: Tensor
     """float32 [parameters]"""
     written: frozenset[str]
-    """Weights that an operator wrote since the update before."""
+    """Weights that an operator wrote since the update before, and those of one value: there one bit
+    more or less may be a write past the operators, as of a clamped scale."""
     names: list[str]
     """Of the parameters."""
 
@@ -77,7 +78,9 @@ class WatchedUpdate:
         self._norms = self.seen.grad_norms()
         versions = self._versions
         self._written = frozenset(
-            name for name, p in self.seen.named.items() if versions.get(name) != p._version
+            name
+            for name, p in self.seen.named.items()
+            if versions.get(name) != p._version or p.numel() == 1
         )
 
     def drop(self) -> None:

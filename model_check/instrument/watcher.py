@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,14 +129,13 @@ class Watcher:
         return self._kernels[device]
 
     @guarded
-    def see_backward(self, roots: Tensor | Iterable[Tensor]) -> None:
+    def see_backward(self, roots: Sequence[Tensor]) -> None:
         """The gradients that they bring are added to those that are there."""
         for update in self._updates.values():
             if update is not self._in_closure:
                 update.drop()
-        tensors = [roots] if isinstance(roots, Tensor) else list(roots)
         if len(losses := self.passes.noted.losses) < MOST_CALLS:
-            losses += [x.detach() for x in tensors if x.numel() == 1]
+            losses += [x.detach() for x in roots if x.numel() == 1]
 
     @guarded
     def see_clip(self, parameters: Sequence[Tensor]) -> None:
@@ -273,7 +272,11 @@ class Watcher:
     def _tell_end(self, error: Exception) -> None:
         """Of the watching."""
         try:
-            self._note(f"not watched from step {self._step} on: {type(error).__name__}: {error}")
+            sink = self._sink or PlainSink(self._place.events_fd)
+            text = f"not watched from step {self._step} on: {type(error).__name__}: {error}"
+            sink.emit("note", text=text)
+            if self._sink is None:
+                sink.forget()
             self._send("finished")
         except Exception:
             self._sink = None

@@ -193,7 +193,7 @@ def test_gradients_that_a_script_hooks_are_not_computed_again(tmp_path: Path) ->
     ran = watched(NANO, tmp_path / "a", env={"NANO_HOOK": "1"})
     assert [f"gradient {n}" in ran.stdout for n in (1, 6, 7)] == [True, True, False]
     assert ran.of(Step)[0].repeated
-    text = "first step not computed again: backward: the script hooks its gradients"
+    text = "first step not computed again: backward pass: the script hooks its gradients"
     assert [note.text for note in ran.of(Note)] == [text]
 
 
@@ -521,3 +521,101 @@ def test_watch_names_what_the_hooks_of_the_start_cannot_reach(tmp_path: Path) ->
     assert isolated.steps == at_start
     assert "0.weight" in isolated.of(Vectors)[-1].fp["weights"]
     assert plain(path, tmp_path).exit_code == 0
+
+
+SIDE_EFFECTS = """
+    import collections, random, threading, numpy, torch
+    from torch import nn
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer1 = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+            self.head = nn.Linear(8, 1)
+            self.register_buffer("codes", torch.ones(8))
+            self.seen, self.own, self.at = collections.deque(), random.Random(3), torch.zeros(2)
+            self.numbers, self.generator = numpy.zeros(2), numpy.random.default_rng(3)
+
+        def forward(self, x):
+            self.seen.append(1)
+            self.at += 1
+            self.numbers += 1
+            self.codes.data.mul_(0.9)
+            scale = 1 + self.own.random() + self.generator.random()
+            x = torch.utils.checkpoint.checkpoint(self.layer1, x * self.codes, use_reentrant=False)
+            return self.head(x * scale)
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        roots = (x for x in [model(torch.randn(4, 8)).sum()])
+        torch.autograd.backward(roots)
+        optimizer.step()
+        optimizer.zero_grad()
+        print([p.sum().item() for p in model.state_dict().values()])
+        print(len(model.seen), model.at, model.numbers, model.own.random())
+"""
+PARTS = """
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"body": nn.Embedding(8, 8), "head": nn.Linear(8, 8, bias=False)})
+    model.head.weight = model.body.weight
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(2):
+        model.head(model.body(torch.arange(8))).square().sum().backward()
+        optimizer.step()
+        print(model.body.weight.sum().item())
+"""
+CHECKPOINTED = """
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(2):
+        x = torch.randn(4, 8, requires_grad=True)
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+        optimizer.step()
+        print(model[0].weight.sum().item())
+"""
+SPARSE = """
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Embedding(8, 4, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(2):
+        model(torch.tensor([1, step])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(model.weight.sum().item())
+"""
+SCALE = """
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    model.scale = nn.Parameter(torch.tensor(1.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for step in range(3):
+        (model(torch.ones(2, 4)).sum() * model.scale).backward()
+        optimizer.step()
+        model.scale.data.fill_(1.0 if step % 2 else 1.5)
+        print(step)
+"""
+
+
+@pytest.mark.parametrize("text", [SIDE_EFFECTS, PARTS, CHECKPOINTED, SPARSE, SCALE])
+def test_what_a_script_does_besides_is_not_changed_nor_taken_for_a_fault(
+    text: str, tmp_path: Path
+) -> None:
+    path = script(tmp_path, text)
+    ran, alone = watched(path, tmp_path / "a"), plain(path, tmp_path)
+    assert (ran.exit_code, ran.stderr) == (0, alone.stderr)
+    assert ran.stdout == alone.stdout
+    assert len(ran.of(Step)) > 1
+    assert ran.of(Step)[0].repeated is not False
+    assert ran.of(Break) == []
