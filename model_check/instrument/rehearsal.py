@@ -143,18 +143,21 @@ def _kept(module: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
     before = generators.states()
     modules = list(module.modules())
     held = (x for each in modules for x in vars(each).values() if isinstance(x, Tensor))
-    tensors = [*module.buffers(), *held, *(x for _, x in tensors_in((args, kwargs)))]
+    tensors = [*module.parameters(), *module.buffers(), *held]
+    tensors += [x for _, x in tensors_in((args, kwargs))]
     # Not by their versions: batch norm writes its statistics past them.
-    copies = [(x.data, x.detach().clone()) for x in tensors]
+    copies = [(x, x.data, x.detach().clone()) for x in tensors]
     states = [(vars(each), _copied(vars(each))) for each in modules]
     try:
         yield
     finally:
         for own, was in states:
             _put_back(own, was)
-        for x, copy in copies:
-            if not torch.equal(x, copy):
-                x.copy_(copy)
+        for x, values, copy in copies:
+            if not torch.equal(values, copy):
+                values.copy_(copy)
+            if x.data_ptr() != values.data_ptr():
+                x.data = values
         generators.put_back(before)
 
 

@@ -581,6 +581,32 @@ CHECKPOINTED = """
         optimizer.step()
         print(model[0].weight.sum().item())
 """
+MOVING = """
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.r = (nn.Linear(8, 8) for _ in range(3))
+            self.k.requires_grad_(False)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.k.weight.mul_(0.9).add_(self.q.weight, alpha=0.1)
+            self.r.weight.data = self.r.weight.data * 0.9
+            return self.r(self.q(x) * self.k(x))
+
+    model = Model()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    for step in range(3):
+        loss = model(torch.randn(4, 8)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item(), [p.sum().item() for p in model.parameters()])
+"""
 SPARSE = """
     import torch
     from torch import nn
@@ -608,7 +634,7 @@ SCALE = """
 """
 
 
-@pytest.mark.parametrize("text", [SIDE_EFFECTS, PARTS, CHECKPOINTED, SPARSE, SCALE])
+@pytest.mark.parametrize("text", [SIDE_EFFECTS, PARTS, CHECKPOINTED, MOVING, SPARSE, SCALE])
 def test_what_a_script_does_besides_is_not_changed_nor_taken_for_a_fault(
     text: str, tmp_path: Path
 ) -> None:
