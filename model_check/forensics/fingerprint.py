@@ -105,11 +105,16 @@ def eager_fingerprint(tensors: Sequence[Tensor], first_rows: Sequence[int] | Non
     return torch.stack(sums) if sums else torch.empty(0, dtype=torch.int64)
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Returns whether its values, of any shape and dtype, lie where it says: it is not sparse, and
+    no class of a person's own, which may be a shell around other tensors."""
+    is_torchs = type(tensor) is Tensor or type(tensor) is nn.Parameter
+    return is_torchs and tensor.layout is torch.strided and not tensor.is_meta
+
+
 def has_fingerprint(tensor: Tensor) -> bool:
-    """Whether its values lie where it says. Those of a class of a person's own may not: it may be a
-    shell around others."""
-    is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
-    return is_plain and tensor.layout is torch.strided and tensor.element_size() in _BITS
+    """Returns whether it is plain, of any shape, and its values have 2, 4 or 8 bytes."""
+    return is_plain(tensor) and tensor.element_size() in _BITS
 
 
 def width_of(tensor: Tensor) -> int:

@@ -9,7 +9,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from model_check.forensics.fingerprint import has_fingerprint
+from model_check.forensics.fingerprint import has_fingerprint, is_plain
 from model_check.instrument import generators
 from model_check.instrument.model_hooks import ModuleHook, tensors_in
 
@@ -40,7 +39,7 @@ class Rehearsal:
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """What fails is left to the script's own call."""
-        if why_not := _obstacle(module):
+        if why_not := _obstacle(module, args, kwargs):
             self.why_not = f"both passes: {why_not}"
             return
         if _has_gradient_hooks(module):
@@ -119,10 +118,13 @@ def _gradients(module: nn.Module, outputs: Sequence[Tensor]) -> list[Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
-def _obstacle(module: nn.Module) -> str:
-    """Why its forward pass cannot be computed more than once; empty: it can."""
-    if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
+def _obstacle(module: nn.Module, args: Any, kwargs: Any) -> str:
+    """Returns why its forward pass cannot be computed more than once; empty: it can."""
+    tensors = _tensors_of(module, args, kwargs)
+    if any(map(is_lazy, tensors)):
         return "the model has parameters without a shape"
+    if not all(map(is_plain, tensors)):
+        return "a tensor of it is sparse, sharded, or of a class of its own"
     hooks = ("_forward_hooks", "_forward_pre_hooks")
     found = (hook for m in module.modules() for name in hooks for hook in vars(m)[name].values())
     return "" if all(isinstance(hook, ModuleHook) for hook in found) else "the script hooks them"
@@ -138,19 +140,23 @@ def _has_gradient_hooks(module: nn.Module) -> bool:
     return modules or any(parameter._backward_hooks for parameter in module.parameters())
 
 
+def _tensors_of(module: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
+    """Returns what a forward pass can write: parameters, buffers, attributes, and its inputs."""
+    held = (x for m in module.modules() for x in vars(m).values() if isinstance(x, Tensor))
+    of_call = (x for _, x in tensors_in((args, kwargs)))
+    return [*module.parameters(), *module.buffers(), *held, *of_call]
+
+
 @contextmanager
 def _kept(module: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
     before = generators.states()
-    modules = list(module.modules())
-    held = (x for each in modules for x in vars(each).values() if isinstance(x, Tensor))
-    tensors = [*module.parameters(), *module.buffers(), *held]
-    tensors += [x for _, x in tensors_in((args, kwargs))]
     # Not by their versions: batch norm writes its statistics past them.
-    copies = [(x, x.data, x.detach().clone()) for x in tensors]
-    states = [(vars(each), _copied(vars(each))) for each in modules]
+    copies = [(x, x.data, x.detach().clone()) for x in _tensors_of(module, args, kwargs)]
+    states = [(vars(each), _copied(vars(each))) for each in module.modules()]
     try:
         yield
     finally:
+        generators.put_back(before)
         for own, was in states:
             _put_back(own, was)
         for x, values, copy in copies:
@@ -158,7 +164,6 @@ def _kept(module: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
                 values.copy_(copy)
             if x.data_ptr() != values.data_ptr():
                 x.data = values
-        generators.put_back(before)
 
 
 def _copied(value: Any) -> dict[str, tuple[Any, Any]]:

@@ -14,7 +14,6 @@ from model_check.hooks.fingerprints import READS, Fingerprints, bytes_paid_by
 
 _MOST_SLOTS = 16
 """Steps in which a rotation takes everything once."""
-
 _NUM_SEARCHED = 2
 """Steps after which an optimizer has all kinds of state that it will have."""
 

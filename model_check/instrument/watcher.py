@@ -35,7 +35,7 @@ class Watcher:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._pid: int | None = None
-        """Of the process that is the worker: the first one that steps."""
+        """Of the process that is the worker; None: nobody has stepped yet."""
         self.guard = Guard(self._may_watch, self._tell_end)
         self.passes = Passes(self.guard, self._kernel)
         self.is_script_failed = self._is_done = False
