@@ -178,7 +178,8 @@ def _replaying(
 ) -> list[WorkerSpec]:
     if replay.check is not None:
         check = replace(replay.check, max_steps=replay.to_step + 1)
-        return plan_command(places, replay.command, context, check, num_workers)
+        specs = plan_command(places, replay.command, context, check, num_workers)
+        return [replace(spec, env={**spec.env, wire.REPLAY: "1"}) for spec in specs]
     resume = "null" if replay.resume is None else str(replay.resume)
     argv = _program("pretrain_main.py", context)
     argv += ("--replay-to", str(replay.to_step), f"training.resume={resume}")

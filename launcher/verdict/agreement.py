@@ -14,7 +14,7 @@ from launcher.verdict.alone import Standing, who_is_alone
 from launcher.verdict.disagreement import EQUAL, REPEATED, VARIED, Disagreement, Dispute, Mismatch
 from launcher.verdict.trials import compare_trials, has_failed_one, outcomes
 from model_check.events import Evaluation, Phase, Scalar, Step
-from model_check.utils.fingerprint import in_order
+from model_check.utils.fingerprint import in_order, is_given
 
 NEVER = float("inf")
 PATIENCE_S = 60.0
@@ -26,7 +26,7 @@ TAKEN = ("attention_backend", "attention_kernel", "attention_package", "optimize
 """Kernels that it took: another one where a trial was failed."""
 MUST_MATCH = (
     *("torch", "cuda", "cudnn", "math_environ", *TAKEN, "dtype", "deterministic", "settings"),
-    *("data", "fingerprints", "compiled"),
+    *("parameters", "data", "fingerprints", "compiled"),
 )
 """What a worker says of the rest: workers that differ in it cannot be compared."""
 CANDIDATES = "attention_candidates"
@@ -53,6 +53,8 @@ class Agreement:
         self._left: set[str] = set()
         """The workers that have ended."""
         self._agreed = Counter[str]()
+        self._last: dict[str, Step] = {}
+        """Worker -> the last step at which it agreed with its equals."""
         self.lacking: dict[str, dict[str, None]] = {}
         """Worker -> quantities that its equals told in some step and it did not."""
         self._waiting: dict[tuple[str, _Place], dict[str, Told]] = {}
@@ -167,6 +169,11 @@ class Agreement:
         steps = {name: event for each in told for name, event in each.items()}
         return {n: s for n, s in steps.items() if n in found.bits and isinstance(s, Step)}
 
+    def steps_before(self, found: Disagreement) -> dict[str, Step]:
+        """The step before it, in which they were equal, of those that did one."""
+        last = {name: self._last[name] for name in found.bits if name in self._last}
+        return {name: step for name, step in last.items() if step.step == found.step - 1}
+
     @property
     def due(self) -> float:
         """When to call `overdue`, monotonic seconds."""
@@ -203,8 +210,9 @@ class Agreement:
         for name, quantities in _lacking({name: reported[name] for name in equals}).items():
             self.lacking.setdefault(name, {}).update(dict.fromkeys(quantities))
         for name in equals:
-            is_step = isinstance(reported.pop(name), Step)
-            self._agreed[name] += is_step and len(equals) > 1
+            if isinstance(told := reported.pop(name), Step):
+                self._agreed[name] += len(equals) > 1
+                self._last[name] = told
         if not reported:
             del self._waiting[group, place]
             if self._doubts.get(group, (None, 0))[0] == place:  # all failed the same trial
@@ -250,10 +258,11 @@ def compare(reported: Mapping[str, Event]) -> Disagreement | None:
         bits = {name: str(_bits(voters[name], quantity)) for name in names if name in voters}
         if len(set(bits.values())) < 2:
             continue
-        passes = {n: (b, f"not {b}") if n in varying else (b,) for n, b in bits.items()}
+        varied = set() if is_given(quantity) else varying
+        passes = {n: (b, f"not {b}") if n in varied else (b,) for n, b in bits.items()}
         answer = who_is_alone(passes)
         odd = answer.workers if answer.standing is Standing.NAMED else ()
-        named = odd if varying.intersection(bits) else None
+        named = odd if varied.intersection(bits) else None
         step = voters[next(iter(bits))].step
         difference = Disagreement(step, quantity, bits, named=named)
         found = difference if found is None else replace(found, others=(*found.others, *odd))

@@ -27,10 +27,6 @@ UNREPEATABLE = (
     "the passes of its first step gave other bits when they were computed twice: its kernels vary, "
     "so no difference would prove anything"
 )
-COMMAND_VARIES = (
-    "the passes of its first step gave other bits when they were computed again: an operation of "
-    "the command varies"
-)
 _END_WORDS = {EXIT_PASS: "done", EXIT_SIGNAL_BASE + SIGTERM: "stopped"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from launcher.verdict.disagreement import Disagreement, Replay, quantity_name
-from launcher.verdict.facts import COMMAND_VARIES, WorkerFacts
+from launcher.verdict.facts import WorkerFacts
 from launcher.verdict.record import FAULT_OF_HOST, NO_HOST_MEMORY, Case, WorkerEnd
 from launcher.verdict.rules import Kind, Rule
 from launcher.verdict.severity import CauseClass, Repeat, Severity, Symptom, worst
@@ -24,6 +24,7 @@ from model_check.errors import (
 )
 from model_check.events import NonFinite, again
 from model_check.utils.requests import request_of
+from model_check.utils.wire import NOT_WATCHED
 from model_check.utils.words import few
 
 ENOUGH_STEPS = 10
@@ -212,8 +213,6 @@ def _not_repeated(case: Case, worker: WorkerEnd) -> Finding | None:
     """The passes of its first step gave other bits when they were computed twice."""
     if case.all_facts[worker.name].repeated is not False:
         return None
-    if case.record.checked is not None:
-        return Finding(Kind.COMMAND_VARIES, {"said": COMMAND_VARIES})
     if _kernels_vary(case, worker):
         return Finding(Kind.UNREPEATABLE)
     return None if worker.name in case.suspects else Finding(Kind.NOT_REPEATED)
@@ -333,7 +332,7 @@ def _unwatched(case: Case, worker: WorkerEnd) -> Finding | None:
     facts = case.all_facts[worker.name]
     equals = [f for n, f in case.all_facts.items() if is_equal(case, worker.name, n)]
     to_do = max(each.num_steps for each in equals)
-    why = f": {facts.notes[-1]}" if facts.notes else ""
+    why = next((f": {note}" for note in facts.notes if note.startswith(NOT_WATCHED)), "")
     if not facts.num_steps:
         return Finding(Kind.NOT_WATCHED, {"why": why})
     if facts.done is not None and facts.num_steps == to_do:

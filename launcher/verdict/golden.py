@@ -19,7 +19,7 @@ NAME = "golden"
 """What its bits are called beside a worker's."""
 ENOUGH_WORKERS = 3
 """So many must have agreed: of two that differ nobody knows which is right."""
-OF_SPEED = ("group", *DIVIDING, "settings")
+OF_SPEED = ("group", *DIVIDING, "settings", "parameters")
 """The keys that must be equal for two step times to be compared."""
 SOURCE = "source "
 """Begins the name of a command's own file; as in model_check.instrument.sources."""

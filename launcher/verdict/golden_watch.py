@@ -34,6 +34,8 @@ class _Track(Struct):
     """What is kept of one worker."""
 
     num_equal: int = 0
+    last: Step | None = None
+    """Its latest step that was equal."""
     difference: Disagreement | None = None
     given: list[str] = field(default_factory=list)
     """What it had been given otherwise to compute where it differs, in words."""
@@ -86,8 +88,12 @@ class GoldenWatch:
             track.difference = compare({NAME: expected, worker: event})
         if track.difference and isinstance(expected, Step) and isinstance(event, Step):
             told = {NAME: expected, worker: event}
-            track.given = given_otherwise(track.difference, told).words
-        track.num_equal += isinstance(event, Step) and track.difference is None
+            before = {NAME: self._steps.get(event.step - 1), worker: track.last}
+            were = {name: step for name, step in before.items() if step is not None}
+            track.given = given_otherwise(track.difference, told, were).words
+        if isinstance(event, Step) and track.difference is None:
+            track.num_equal += 1
+            track.last = event
 
     def _standing(
         self, name: str, record: RunRecord, facts: WorkerFacts, last: Vectors | None

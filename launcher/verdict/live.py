@@ -7,7 +7,7 @@ from launcher.verdict.agreement import Agreement
 from launcher.verdict.alone import Standing, who_is_alone
 from launcher.verdict.curves import Curves
 from launcher.verdict.disagreement import EQUAL, VARIED, Disagreement, Mismatch, explain
-from launcher.verdict.facts import COMMAND_VARIES, UNREPEATABLE, WorkerFacts
+from launcher.verdict.facts import UNREPEATABLE, WorkerFacts
 from launcher.verdict.golden_watch import GoldenWatch
 from launcher.verdict.observer import Dismissal, Observer
 from launcher.verdict.own_command import CheckedCommand, why_unrepeatable
@@ -195,8 +195,6 @@ class Watch(Observer):
                 return Stop(str(self.mismatch), EXIT_USAGE) if self.mismatch else None
             case Step(repeated=False):
                 self._varying.append(worker)
-                if self.command is not None:  # its own operations are likelier than a GPU
-                    return Stop(f"{worker}: {COMMAND_VARIES}", EXIT_USAGE)
             case Finished() if self.command is not None:  # others may do more steps
                 self._leave(worker)
         return self._judge_kernels()
@@ -234,8 +232,8 @@ class Watch(Observer):
 
     def _settle(self, found: Disagreement) -> None:
         if self.command is not None:
-            told = self.agreement.steps_at(found)
-            if (why := why_unrepeatable(found, told, self.command.seed)) is not None:
+            told, before = self.agreement.steps_at(found), self.agreement.steps_before(found)
+            if (why := why_unrepeatable(found, told, before, self.command.seed)) is not None:
                 self.mismatch = Mismatch("", found.bits, said=why)
                 return
         pace = self._paces[next(iter(found.bits))]

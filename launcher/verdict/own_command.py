@@ -67,7 +67,9 @@ class GivenOtherwise(Struct, frozen=True):
     """The first weights."""
     batch: bool
     generators: list[str]
-    """`torch`, `numpy`: those of random numbers."""
+    """`torch`, `numpy`: those of random numbers, that may have made them differ."""
+    idle: bool = False
+    """Others differ, too, from which nothing was drawn."""
 
     @property
     def words(self) -> list[str]:
@@ -78,25 +80,33 @@ class GivenOtherwise(Struct, frozen=True):
         return [*what, numbers] if self.generators else what
 
 
-def given_otherwise(found: Disagreement, told: Mapping[str, Step]) -> GivenOtherwise:
-    """`told`: the step in which they differ."""
+def given_otherwise(
+    found: Disagreement, told: Mapping[str, Step], before: Mapping[str, Step]
+) -> GivenOtherwise:
+    """`told`: the step in which they differ. `before`: the one before it, in which they were equal,
+    as far as there is one."""
     if found.quantity not in _GIVEN:
         return GivenOtherwise(False, False, [])
     names = sorted({q for step in told.values() for q in step.fp if q.startswith(GENERATORS)})
+    differing = [name for name in names if _differs(name, told)]
+    drawn = [name for name in differing if not _is_idle(name, told, before)]
     return GivenOtherwise(
         weights=found.step == 0 and _differs(_FIRST_WEIGHTS, told),
         batch=found.quantity == INPUTS,
-        generators=[q.removeprefix(GENERATORS) for q in names if _differs(q, told)],
+        generators=[name.removeprefix(GENERATORS) for name in drawn],
+        idle=drawn != differing,
     )
 
 
-def why_unrepeatable(found: Disagreement, told: Mapping[str, Step], seed: int | None) -> str | None:
+def why_unrepeatable(
+    found: Disagreement, told: Mapping[str, Step], before: Mapping[str, Step], seed: int | None
+) -> str | None:
     """How the command differed between its workers, and what to set. None: a majority agrees, or
-    nothing shows that the command differed. `told`: the step in which they differ."""
-    given = given_otherwise(found, told)
+    nothing shows that the command differed. `told`, `before`: as of `given_otherwise`."""
+    given = given_otherwise(found, told, before)
     if found.odd or not (what := given.words):
         return None
-    cure = _cure(given.weights, bool(given.generators), seed)
+    cure = _cure(given.weights, bool(given.generators) or given.idle, seed)
     differ = "differs" if what == ["the batch"] else "differ"
     where = f"in step {found.step} {listed(what)} {differ} between workers"
     return f"the command is not repeatable: {where}: {cure}"
@@ -104,6 +114,18 @@ def why_unrepeatable(found: Disagreement, told: Mapping[str, Step], seed: int | 
 
 def _differs(quantity: str, told: Mapping[str, Step]) -> bool:
     return len({step.fp.get(quantity) for step in told.values()}) > 1
+
+
+def _is_idle(generator: str, told: Mapping[str, Step], before: Mapping[str, Step]) -> bool:
+    """Whether it differed in the step before, too, and nothing was drawn from it in that step, in
+    this one, or between them: then it explains nothing."""
+    if before.keys() != told.keys() or not _differs(generator, before):
+        return False
+    states = (
+        (step.fp.get(generator, ""), before[name].fp.get(generator, ""))
+        for name, step in told.items()
+    )
+    return all(now == was and now[:8] == now[8:] for now, was in states)
 
 
 def _cure(has_other_weights: bool, has_other_generators: bool, seed: int | None) -> str:

@@ -29,11 +29,13 @@ from model_check.events import (
     Go,
     NonFinite,
     Phase,
+    Scalar,
     Step,
     Vectors,
 )
 from model_check.utils.fingerprint import BEFORE, INPUTS
 from model_check.utils.trials import PASSED, trials_in
+from model_check.utils.wire import CALLS_BITS, CALLS_REPEATED
 from model_check.utils.words import listed
 
 Record = Mapping[int, Step]
@@ -205,6 +207,8 @@ class ReplayWatch(Observer):
         self._vectors: dict[tuple[str, int], Vectors] = {}
         self._pace = Pace(question.workers, max_lead=1)
         self._wrong: dict[str, Disagreement] = {}
+        self._called_again: dict[str, dict[str, Scalar]] = {}
+        """Worker -> what came of the calls of its last step, made again."""
         self._tried: set[str] = set()
         """Those that told the trial that is asked."""
         self._incomparable: str | None = None
@@ -235,6 +239,8 @@ class ReplayWatch(Observer):
     def on_event(self, worker: str, event: Event) -> Stop | None:
         self._all_facts[worker].record(event)
         match event:
+            case Phase(detail=detail) if CALLS_REPEATED in detail:
+                self._called_again[worker] = detail
             case Phase(name="build" | "train"):
                 self._compare_what_it_is(worker, event)
                 self._look_at_trial(worker, event)
@@ -277,6 +283,7 @@ class ReplayWatch(Observer):
         if self._incomparable is not None:
             return Attempt(why_not=self._incomparable)
         question, found = self._question, self._disagreement()
+        self._judge_calls()
         suspect = question.suspects[0]
         if found is not None and question.is_named:  # at steps that the run told otherwise, too
             self._wrong.setdefault(suspect, found)
@@ -289,6 +296,21 @@ class ReplayWatch(Observer):
             disagreement=found,
             why_not=None if are_known or varies else end.reason or "its workers ended early",
         )
+
+    def _judge_calls(self) -> None:
+        """Healthy workers whose calls vary. Those of a command that keeps something of its own
+        differ in the same way wherever they are made, so one healthy worker alone tells nothing.
+        Nor do calls explain what changed by itself."""
+        question = self._question
+        names = [name for name in question.healthy if name not in self._wrong]
+        told = {n: self._called_again[n] for n in names if n in self._called_again}
+        if len(told) < 2 or question.has_changed:
+            return
+        for name, detail in told.items():
+            others = (other for who, other in told.items() if who != name)
+            if not (detail[CALLS_REPEATED] or any(_is_alike(detail, other) for other in others)):
+                found = Disagreement(question.to_step, REPEATED, {name: VARIED})
+                self._wrong[name] = found
 
     def _has_finished(self, worker: str) -> bool:
         facts = self._all_facts[worker]
@@ -354,7 +376,7 @@ class ReplayWatch(Observer):
                 self._is_not_comparable(f"{worker} began with other {what} than the run")
             elif found.quantity == INPUTS:
                 self._is_not_comparable(f"step {step.step} of {worker} had another batch")
-        if step.repeated is False and (question.of_command or found is None):
+        if step.repeated is False and found is None:
             found = Disagreement(step.step, REPEATED, {worker: VARIED})
         if found is not None:
             self._is_wrong(worker, found)
@@ -402,6 +424,12 @@ class ReplayWatch(Observer):
         return None
 
 
+def _is_alike(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> bool:
+    """Whether all calls gave the same bits, as often as both made them."""
+    times = [key for key in one.keys() & other.keys() if key.startswith(CALLS_BITS)]
+    return bool(times) and all(one[key] == other[key] for key in times)
+
+
 def is_open(question: Question, attempts: Sequence[Attempt]) -> bool:
     """Whether the steps must be computed once more before anything is said for good."""
     if attempts[-1].why_not or _varying(question, _first_wrong(attempts)):
@@ -445,15 +473,10 @@ def _first_wrong(attempts: Sequence[Attempt]) -> dict[str, Disagreement]:
 
 
 def _varying(question: Question, wrong: Mapping[str, Disagreement]) -> dict[str, Disagreement]:
-    """Of those that should have given the bits of the run: where they did not. Of a command also
-    who gave other bits when its first step was computed again, suspect or not."""
+    """Of those that should have given the bits of the run: where they did not."""
     names = question.healthy if question.is_named else question.suspects
     varying = {name: wrong[name] for name in names if name in wrong}
-    if not question.is_named and len(varying) < 2:
-        varying = {}
-    if question.of_command:
-        varying |= {name: at for name, at in wrong.items() if at.quantity == REPEATED}
-    return varying
+    return varying if question.is_named or len(varying) > 1 else {}
 
 
 def _is_of_software(question: Question, varying: Mapping[str, Disagreement]) -> bool:
@@ -486,11 +509,11 @@ def _of_software(
 ) -> Replay:
     first, at = next(iter(varying.items()))
     what = "an operation of the command varies" if question.of_command else "kernels vary"
-    than = "" if at.quantity == REPEATED else " than in the run"
-    said = (
-        f"computed again, {listed(list(varying))} gave other bits{than} ({first}: step {at.step}, "
-        f"{at.place}): {what}, so no difference proves anything"
-    )
+    than, where = " than in the run", f"step {at.step}, {at.place}"
+    if at.quantity == REPEATED and question.of_command:
+        than, where = "", f"its model, called several times behind step {at.step}"
+    gave = f"{listed(list(varying))} gave other bits{than} ({first}: {where})"
+    said = f"computed again, {gave}: {what}, so no difference proves anything"
     return replace(replayed, is_software=True, said=said)
 
 

@@ -62,8 +62,9 @@ _MAKE_DETERMINISTIC = (
     "If one worker alone varies again and again, suspect it."
 )
 STILL_VARIES = (
-    "No GPU is to blame: --deterministic was not enough. torch warns of each operation that it has "
-    "in no deterministic form: see the output of {who}, and take another one there."
+    "--deterministic was not enough. torch warns of each operation that it has in no deterministic "
+    "form: see the output of {who}, and take another one there. If one worker alone varies again "
+    "and again, suspect it."
 )
 """In place of that, where it was given."""
 COMMAND_AGAIN = (
@@ -152,7 +153,7 @@ class Kind(Enum):
     STARTS_DIFFER = Rule(Verdict.INVALID, EXIT_USAGE, _USER, "{mismatch}", _MAKE_REPEATABLE)
     """A command of a person's own gave its workers other weights, batches or random numbers."""
     COMMAND_VARIES = Rule(Verdict.INVALID, EXIT_USAGE, _SOFTWARE, "{said}", _MAKE_DETERMINISTIC)
-    """The same as `unrepeatable` and `varies`, of a command."""
+    """The same as `varies`, of a command."""
     GPU_FAULT = Rule(Verdict.FAIL, EXIT_HEALTH, _HARDWARE, "{symptoms}", "{symptoms}")
     """What NVML or the kernel log tells; severity and advice are the symptom's."""
     NON_FINITE = Rule(Verdict.FAIL, EXIT_NON_FINITE, _HARDWARE, _BORN, _REPLACE)

@@ -36,7 +36,8 @@ def summary(case: Case, verdict: Verdict, results: Sequence[WorkerResult]) -> Su
     if not case.end.is_by_bits:
         parts += _besides(case)
     told = [replay.said for replay in case.end.replays]
-    parts += told
+    clearing = [replay.said for replay in case.end.replays if replay.is_software]
+    parts = [*clearing, *parts, *(said for said in told if said not in clearing)]
     explained = [*explained, *(w.name for w in results if w.cause in (*told, case.end.reason))]
     if case.end.leftovers:
         pids = ", ".join(map(str, case.end.leftovers))
@@ -268,7 +269,9 @@ def _what_passed(case: Case, results: Sequence[WorkerResult]) -> str:
 def _what_ran(case: Case, row: WorkerResult) -> str:
     unit = "step" if row.steps == 1 else "steps"
     job = " of one job" if case.is_job else ""
-    return f"trained {row.steps} {unit}{job}, {case.all_facts[row.name].tokens:,} tokens"
+    tokens = case.all_facts[row.name].tokens
+    of_text = f", {tokens:,} tokens" if tokens else ""  # a command may call no module
+    return f"trained {row.steps} {unit}{job}{of_text}"
 
 
 def _loss(row: WorkerResult) -> str:

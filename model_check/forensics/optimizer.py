@@ -140,15 +140,18 @@ class TorchOptimizer:
     @property
     def unread(self) -> list[str]:
         """What has no fingerprint, for people: weights, gradients and state, as far as they exist
-        by now."""
+        by now. Not a number of steps, which optimizers keep on the CPU: each update shows it."""
         found = [*self._unread]
         for name, parameter in self.named.items():
             if parameter.grad is not None and not has_fingerprint(parameter.grad):
                 found.append(label("gradients", name))
             state = self._optimizer.state.get(parameter, {})
             read = {kind for kind, _ in self._tensors(parameter)}
+            unread = {kind: x for kind, x in state.items() if kind not in read}
             found += [
-                label(k, name) for k, x in state.items() if k not in read and _holds_tensor(x)
+                label(kind, name)
+                for kind, x in unread.items()
+                if _holds_tensor(x) and not _is_number(x)
             ]
         return found
 
@@ -200,6 +203,10 @@ def _holds_tensor(value: object) -> bool:
     return isinstance(value, Tensor) or (
         isinstance(value, list | tuple) and any(map(_holds_tensor, value))
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

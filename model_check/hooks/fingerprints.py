@@ -71,13 +71,13 @@ class _Selection:
     @cached_property
     def left(self) -> ChecksumIndex:
         """The state that an update leaves."""
-        return ChecksumIndex(tuple(part.key for part in self.state))
+        return index_of(tuple(part.key for part in self.state))
 
     @cached_property
     def before(self) -> ChecksumIndex:
         """The same state before the next update."""
         keys = self.left.keys
-        return ChecksumIndex(tuple(replace(e, quantity=BEFORE + e.quantity) for e in keys))
+        return index_of(tuple(replace(e, quantity=BEFORE + e.quantity) for e in keys))
 
 
 class _Piece(NamedTuple):
@@ -256,7 +256,7 @@ class Fingerprints:
         self._slots = _slots(units, budget_bytes) if budget_bytes else [self._all]
         self._named = self._optimizer.named
         names = list(self._named) if self.are_taken else []
-        self._norms = ChecksumIndex(tuple(ChecksumKey("grad_norms", name, 1, 0) for name in names))
+        self._norms = index_of(tuple(ChecksumKey("grad_norms", name, 1, 0) for name in names))
         self._made: dict[tuple[_Selection | None, _Selection], _BlockSums] = {}
 
     def renew(self) -> None:
@@ -367,7 +367,7 @@ class Fingerprints:
             gradients = [] if gradients_of is None else [*reversed(gradients_of.gradients)]
             index = state_of.left
             if gradients_of is not None:
-                of_gradients = ChecksumIndex(tuple(part.key for part in gradients))
+                of_gradients = index_of(tuple(part.key for part in gradients))
                 index = index_of_all(of_gradients, state_of.before)
             parts = [*gradients, *state_of.state]
             made = _BlockSums(index, parts, self._blocks, self._device, self._fingerprint)

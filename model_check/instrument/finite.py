@@ -29,7 +29,9 @@ class Origin(NamedTuple):
 class LeafSums:
     """In the order of computation. Nothing here waits for the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, are_all: bool = True) -> None:
+        self.are_all = are_all
+        """False: of some no sum is taken, so nothing tells where a value was born."""
         self._outputs: list[Sum] = []
         self._gradients: defaultdict[str, list[Tensor]] = defaultdict(list)
         """Module -> sums of the gradients of its outputs."""
@@ -45,6 +47,8 @@ class LeafSums:
 
     def origin(self, bad: Sequence[str]) -> Origin | None:
         """`bad`: the parameters whose gradients are not finite. Waits for the device."""
+        if not self.are_all:
+            return None
         for module, shape, value in self._outputs:
             if not value.isfinite():
                 return Origin(module, shape, is_forward=True)

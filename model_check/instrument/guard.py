@@ -2,7 +2,10 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +30,16 @@ class Guard:
         self._give_up(error)
 
 
+def _unseen() -> AbstractContextManager[object]:
+    """A mode that the script has entered, to count operations or to log them, sees none of ours."""
+    if not torch._C._len_torch_dispatch_stack():
+        return nullcontext()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    modes: AbstractContextManager[object] = _disable_current_modes()
+    return modes
+
+
 class Guarded(Protocol):
     @property
     def guard(self) -> Guard: ...
@@ -43,7 +56,8 @@ def guarded(callback: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
         if not self.guard.is_open:
             return None
         try:
-            return callback(self, *args, **kwargs)
+            with _unseen():
+                return callback(self, *args, **kwargs)
         except Exception as error:
             self.guard.fail(error)
             return None

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
 from model_check.instrument import generators
+from model_check.instrument.model_hooks import hooks_off
 from model_check.instrument.place import Place
 from model_check.instrument.watcher import Watcher
 from model_check.utils.wire import DETERMINISTIC, SEED
@@ -54,6 +56,8 @@ class _Hooks:
         # Tensor.backward calls it by this name.
         _wrap(torch.autograd, "backward", self._backward)
         _wrap(torch, "compile", self._compile)
+        _wrap(torch.jit, "script", self._script)
+        _wrap(torch.cuda, "make_graphed_callables", self._without_hooks)
         _wrap(sys, "excepthook", self._failed)
         for name in _CLIPS:
             if hasattr(torch.nn.utils, name):
@@ -94,6 +98,19 @@ class _Hooks:
         if isinstance(made, nn.Module):
             watcher.passes.hook_compiled(made)
         return made
+
+    def _script(self, script: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        """It looks up names in the frame of its caller, two above this one."""
+        return self._without_hooks(script, *args, **kw, _frames_up=kw.pop("_frames_up", 0) + 3)
+
+    def _without_hooks(self, make: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        """Who scripts or captures a module refuses one that has hooks."""
+        given = [x if isinstance(x, tuple) else (x,) for x in (*args, *kw.values())]
+        modules = [x for several in given for x in several if isinstance(x, nn.Module)]
+        with ExitStack() as stack:
+            for module in modules:
+                stack.enter_context(hooks_off(module))
+            return make(*args, **kw)
 
     def _failed(self, hook: Callable[..., None], *args: Any) -> None:
         self._watcher.is_script_failed = True

@@ -2,18 +2,19 @@
 ours in it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"
 _DEEPEST = 4
 
 
 class ModuleHook:
-    """Calls `act` where a module trains."""
+    """Calls `act` where a module trains, and where nobody traces what it computes."""
 
     def __init__(self, act: Callable[..., None]) -> None:
         self._act = act
@@ -22,7 +23,7 @@ class ModuleHook:
         # First of all: what compiles the module reads no further.
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
             return
-        if not getattr(module, "_is_replica", False):
+        if not (getattr(module, "_is_replica", False) or _is_traced()):
             self._act(module, *call)
 
     def __deepcopy__(self, _memo: object) -> Callable[..., None]:
@@ -31,6 +32,32 @@ class ModuleHook:
     def __reduce__(self) -> tuple[Any, ...]:
         # It takes whatever it is called with, returns None, and needs no package of ours.
         return getattr, (nullcontext(), "__exit__")
+
+
+def _is_traced() -> bool:
+    """Whether each operation is recorded, counted or transformed: ours would be, too."""
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
+    )
+
+
+@contextmanager
+def hooks_off(module: nn.Module) -> Iterator[None]:
+    """For what refuses a module that has hooks."""
+    dicts = [vars(m)[hooks] for m in module.modules() for hooks in FORWARD_HOOKS]
+    were = [(hooks, {**hooks}) for hooks in dicts]
+    for hooks, all_hooks in were:
+        for number, hook in all_hooks.items():
+            if isinstance(hook, ModuleHook):
+                del hooks[number]
+    try:
+        yield
+    finally:
+        for hooks, all_hooks in were:
+            hooks.update(all_hooks)
 
 
 def tensors_in(value: Any, name: str = "", depth: int = _DEEPEST) -> Iterator[tuple[str, Tensor]]:

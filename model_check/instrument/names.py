@@ -1,14 +1,20 @@
 """What the parameters of an optimizer are called, where nobody tells the model."""
 
 import gc
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from torch import nn
 
 _WRAPPERS = ("_orig_mod", "module")
 """The only child of what torch.compile and DDP make."""
+UNHOOKED = (nn.TransformerEncoderLayer,)
+"""In its evaluation mode it takes another way, with other bits, where it or a part is hooked."""
+MOST_SEARCHES = 16
+"""A search takes a tenth of a second: a script that makes an optimizer for each parameter waits no
+more than for so many that find nothing new."""
 _HAND_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d
 """What makes no value that is not finite."""
 
@@ -21,15 +27,40 @@ class Root(NamedTuple):
     inner: nn.Module
 
 
-def roots_of(parameters: Iterable[nn.Parameter]) -> list[Root]:
-    """Finds the outermost modules that hold one of the parameters."""
-    ids = {id(parameter) for parameter in parameters}
+class Roots:
+    """The models of this process."""
+
+    def __init__(self) -> None:
+        self._known: list[weakref.ref[nn.Module]] = []
+        self._num_repeated = self._num_in_vain = 0
+        """Searches for what was known, and those that found nothing."""
+
+    def of(self, parameters: Iterable[nn.Parameter]) -> list[Root]:
+        """Finds the outermost modules that hold one of the parameters. What is known may be within
+        a wrapper by now."""
+        ids = {id(parameter) for parameter in parameters}
+        tops = [top for ref in self._known if (top := ref()) is not None and _holds(top, ids)]
+        if (self._num_repeated if tops else self._num_in_vain) < MOST_SEARCHES:
+            self._num_repeated += bool(tops)
+            tops = _search(ids)
+            self._num_in_vain += not tops
+            within = {id(module) for top in tops for module in top.modules()}
+            known = [ref for ref in self._known if ref() is not None and id(ref()) not in within]
+            self._known = [*known, *map(weakref.ref, tops)]
+        return [root_of(top) for top in tops]
+
+
+def _search(ids: Set[int]) -> list[nn.Module]:
     # Not isinstance: that asks an object for its class, which may be a lazy one's own code.
     modules: list[nn.Module] = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
     # One that is being made may have none yet.
     children = {id(child) for m in modules for child in vars(m).get("_modules", {}).values()}
     tops = [module for module in modules if id(module) not in children]
-    return [root_of(top) for top in tops if any(id(p) in ids for p in top.parameters())]
+    return [top for top in tops if _holds(top, ids)]
+
+
+def _holds(module: nn.Module, ids: Set[int]) -> bool:
+    return any(id(p) in ids for p in module.parameters())
 
 
 def root_of(module: nn.Module) -> Root:
@@ -61,14 +92,23 @@ def sites_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module]]:
     """Yields the blocks of each model by their names: the modules of its outermost lists."""
     for root, prefix in zip(roots, _prefixes(roots), strict=True):
         lists: list[str] = []
-        for name, module in root.inner.named_modules():
+        for name, module in _hooked_modules(root.inner):
             is_list = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
             if is_list and not any(f"{name}.".startswith(f"{outer}.") for outer in lists if outer):
                 if "" in lists:
                     break
                 lists.append(name)
                 for number, block in enumerate(module.children()):
-                    yield f"{prefix}{name}.{number}" if name else f"{prefix}{number}", block
+                    if not isinstance(block, UNHOOKED):
+                        yield f"{prefix}{name}.{number}" if name else f"{prefix}{number}", block
+
+
+def _hooked_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields those that are, or are within, none of UNHOOKED."""
+    unhooked = {
+        id(m) for each in model.modules() if isinstance(each, UNHOOKED) for m in each.modules()
+    }
+    yield from ((n, m) for n, m in model.named_modules() if id(m) not in unhooked)
 
 
 def leaves_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module, bool]]:
@@ -77,7 +117,7 @@ def leaves_of(roots: Sequence[Root]) -> Iterator[tuple[str, nn.Module, bool]]:
     modules = {id(m): m for root in roots for m in root.inner.modules()}.values()
     uses = Counter(id(p) for m in modules for p in vars(m)["_parameters"].values())
     for root, prefix in zip(roots, _prefixes(roots), strict=True):
-        for name, module in root.inner.named_modules():
+        for name, module in _hooked_modules(root.inner):
             if name and not (vars(module)["_modules"] or isinstance(module, _HAND_ON)):
                 own = vars(module)["_parameters"].values()
                 trained = (p for p in own if p is not None and p.requires_grad)

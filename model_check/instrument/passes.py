@@ -4,6 +4,7 @@ sums of its leaves. The hooks on a person's modules act here."""
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 
 from model_check.forensics.fingerprint import Kernel, has_fingerprint
 from model_check.hooks.fingerprints import FlowSums
-from model_check.instrument import generators
+from model_check.instrument import again, generators
 from model_check.instrument.finite import LeafSums
 from model_check.instrument.guard import Guard, guarded
 from model_check.instrument.model_hooks import ModuleHook, tensors_in
-from model_check.instrument.names import Root, leaves_of, root_of, sites_of
-from model_check.instrument.rehearsal import Rehearsal
+from model_check.instrument.names import UNHOOKED, Root, leaves_of, root_of, sites_of
+from model_check.instrument.place import has_peers
 
 MOST_CALLS = 4096
 """Of a model, without a step behind them: what flows is not noted any further."""
@@ -30,7 +31,8 @@ class Noted:
     losses: list[Tensor] = field(default_factory=list)
     num_tokens: int = 0
     num_calls: int = 0
-    rng: dict[str, str] = field(default_factory=dict)
+    rng: dict[str, str] | None = None
+    """As it began; None: nobody has asked."""
     leaves: LeafSums = field(default_factory=LeafSums)
 
 
@@ -40,26 +42,36 @@ class Passes:
         self.guard, self._kernel = guard, kernel
         self.noted = Noted()
         self.flow: FlowSums | None = None
-        self.repeated: bool | None = None
-        """Whether what was called in the first step gave the bits of its rehearsal."""
-        self.not_rehearsed: list[str] = []
+        self.calls: dict[int, again.Call] | None = None
+        """Outermost module -> its first call in this step; None: they are not kept."""
         self._flow_device = torch.device("cpu")
         self._first_rng = generators.digests()
         """A generator that has not moved since has made nothing."""
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._leaves: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._are_all_leaves = True
         self._open: nn.Module | None = None
         """The outermost module that is being called."""
-        self._is_first = True
-        self._rehearsals: dict[int, Rehearsal | None] = {}
-        """Of the first step: outermost module -> what its call is compared with; None: it was."""
 
-    def begin(self) -> None:
+    def begin(self, *, keeps_calls: bool) -> None:
         """Another step follows."""
-        self.noted, self._open = Noted(), None
-        self._is_first, self._rehearsals = False, {}
+        self.calls = {} if keeps_calls else None
+        self.noted, self._open = Noted(leaves=LeafSums(self._are_all_leaves)), None
         if self.flow is not None:
             self.flow.begin()
+
+    def note_generators(self) -> None:
+        """As the step begins with them: the first call in it counts."""
+        if self.noted.rng is None:
+            self.noted.rng = generators.digests()
+
+    def told_generators(self) -> dict[str, str]:
+        """`rng.torch` -> 8 hex digits of the state that the step began with, and 8 of the one that
+        it ends with, of those that something was drawn from since the watching began."""
+        end, first = generators.digests(), self._first_rng
+        begin = end if self.noted.rng is None else {**end, **self.noted.rng}
+        moved = (n for n, at in end.items() if {at, begin[n]} != {first.setdefault(n, begin[n])})
+        return {name: begin[name] + end[name] for name in moved}
 
     def hook(self, roots: Sequence[Root]) -> None:
         for name, block in sites_of(roots):
@@ -73,10 +85,15 @@ class Passes:
                 leaf.register_forward_hook(ModuleHook(after))
         for root in roots:
             self._hooked.add(root.inner)
+            if any(isinstance(module, UNHOOKED) for module in root.inner.modules()):
+                self.noted.leaves.are_all = self._are_all_leaves = False
+            if isinstance(root.inner, UNHOOKED):
+                continue
             if root.outer not in self._hooked or root.outer is root.inner:
                 self._hook_outer(root.outer)
             for name, child in root.inner.named_children():
-                self._hook_outer(child, name)
+                if not isinstance(child, UNHOOKED):
+                    self._hook_outer(child, name)
 
     def _hook_outer(self, outer: nn.Module, name: str = "") -> None:
         """`name`: of a part of the model, which a script may call by itself."""
@@ -98,6 +115,7 @@ class Passes:
     def _before_model(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint computes it again
+        refuse_capture()
         if self._open is not None and self._open is not module:
             return  # within; a module that is open still has raised an error
         self._open, noted = module, self.noted
@@ -111,34 +129,28 @@ class Passes:
             if self._can_take(x):
                 flow.take("inputs", f"{name}.{place}" if name else place, x.detach())
         noted.num_tokens += _num_tokens([tensor for _, tensor in tensors])
-        if not noted.rng:
-            now, first = generators.digests(), self._first_rng
-            noted.rng = {
-                n: state for n, state in now.items() if state != first.setdefault(n, state)
-            }
-        if self._is_first and id(module) not in self._rehearsals:
-            self._rehearse(module, args, kwargs)
+        self.note_generators()
+        calls = self.calls
+        if calls is not None and id(module) not in calls and len(calls) < again.MOST_CALLS:
+            with suppress(Exception):  # it is not needed
+                calls[id(module)] = again.Call(module, args, kwargs)
 
-    def _rehearse(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        rehearsal = Rehearsal(self._kernel(self._flow_device))
+    def told_again(self) -> dict[str, Any]:
+        """Makes the calls of this step again, where they were kept, and returns what is told of
+        that. One of several ranks would wait for the others."""
+        if not self.calls or has_peers():
+            return {}
         self.guard.is_paused = True
         try:
-            rehearsal.run(module, args, kwargs)
+            return again.told(self.calls.values(), self._kernel(self._flow_device))
         finally:
             self.guard.is_paused = False
-        self._rehearsals[id(module)] = rehearsal
-        if rehearsal.why_not:
-            self.not_rehearsed.append(rehearsal.why_not)
 
     @guarded
     def _after_model(self, name: str, module: nn.Module, _args: Any, output: Any) -> None:
         if self._open is not module:
             return
         self._open = None
-        rehearsal = self._rehearsals.get(id(module))
-        if rehearsal is not None and (is_repeated := rehearsal.is_repeated_by(output)) is not None:
-            self._rehearsals[id(module)] = None
-            self.repeated = is_repeated and self.repeated is not False
         self._see(name or "the model", output)
 
     @guarded
@@ -182,6 +194,13 @@ class Passes:
 
     def _can_take(self, x: Tensor) -> bool:
         return has_fingerprint(x) and x.device == self._flow_device
+
+
+def refuse_capture() -> None:
+    """Raises RuntimeError where a CUDA graph is captured: its replays call no hook."""
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if on_gpu and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a CUDA graph captures the steps, and no hook sees its replays")
 
 
 def _num_tokens(tensors: Sequence[Tensor]) -> int:

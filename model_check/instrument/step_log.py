@@ -42,6 +42,8 @@ class StepLog:
         self._pending: deque[Pending] = deque()
         self._kept: deque[ChecksumVector] = deque(maxlen=NUM_KEPT)
         self._has_told_writes = False
+        self.has_ended = False
+        """The script was ended: a gradient was not finite."""
         self._is_broken = False
         """Its state changed by itself: that is why it is not finite later."""
 
@@ -80,6 +82,7 @@ class StepLog:
         self, pending: Pending, loss: str, grad_norm: str, are_finite: list[bool]
     ) -> None:
         """The script ends: what it would train on is lost."""
+        self.has_ended = True
         step, names = pending.event["step"], pending.updated.names
         bad = [name for name, is_finite in zip(names, are_finite, strict=True) if not is_finite]
         found = pending.leaves.origin(bad) if pending.leaves else None
@@ -95,6 +98,7 @@ class StepLog:
         """A script may change its state, too: by operators, which count versions, or past them,
         which is not one flipped bit."""
         if _is_flip(change, written):
+            self._is_broken = True
             self._sink.emit("break", **change._asdict())
         elif not self._has_told_writes:
             self._has_told_writes = True

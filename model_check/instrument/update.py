@@ -26,8 +26,7 @@ class Updated:
     grad_norms: Tensor
     """float32 [parameters]"""
     written: frozenset[str]
-    """Weights that an operator wrote since the update before, and those of one value: there one bit
-    more or less may be a write past the operators, as of a clamped scale."""
+    """`WatchedUpdate.written_now`, as the step began."""
     names: list[str]
     """Of the parameters."""
 
@@ -74,13 +73,7 @@ class WatchedUpdate:
         self._fingerprints.begin_update()
         (block,) = self.seen.blocks
         self._fingerprints.before(0, block.gradients())
-        self._norms = self.seen.grad_norms()
-        versions = self._versions
-        self._written = frozenset(
-            name
-            for name, p in self.seen.named.items()
-            if versions.get(name) != p._version or p.numel() == 1
-        )
+        self._norms, self._written = self.seen.grad_norms(), self.written_now()
 
     def drop(self) -> None:
         """More is added to the gradients: they were not whole."""
@@ -106,8 +99,14 @@ class WatchedUpdate:
         self._continuity.update(vector)
         return found
 
+    def written_now(self) -> frozenset[str]:
+        """Returns the weights that an operator wrote since the update, and those of one value:
+        there one bit more or less may be a write past the operators, as of a clamped scale."""
+        named, versions = self.seen.named.items(), self._versions
+        return frozenset(n for n, p in named if versions.get(n) != p._version or p.numel() == 1)
+
     def changed_now(self) -> Change | None:
-        """The same, behind the last step."""
+        """The same of the state as it is now, which the latest update left."""
         return self._continuity.changed_now(self._fingerprints.of_state_now())
 
     def unread(self) -> list[str]:

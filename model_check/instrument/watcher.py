@@ -21,14 +21,14 @@ from model_check.forensics.fingerprint import Kernel, fingerprint_for
 from model_check.instrument import sources
 from model_check.instrument.build import described
 from model_check.instrument.guard import Guard, guarded
-from model_check.instrument.names import Root, named, root_of, roots_of
-from model_check.instrument.passes import MOST_CALLS, Passes
+from model_check.instrument.names import Root, Roots, named, root_of
+from model_check.instrument.passes import MOST_CALLS, Passes, refuse_capture
 from model_check.instrument.place import Place
 from model_check.instrument.sink import PlainSink
 from model_check.instrument.step_log import Pending, StepLog, on_host
 from model_check.instrument.supervised import Command, Supervised
 from model_check.instrument.update import Updated, WatchedUpdate, device_of, parameters_of
-from model_check.utils.wire import SCHEMA
+from model_check.utils.wire import NOT_WATCHED, SCHEMA
 
 
 class Watcher:
@@ -38,6 +38,7 @@ class Watcher:
         """Of the process that is the worker; None: nobody has stepped yet."""
         self.guard = Guard(self._may_watch, self._tell_end)
         self.passes = Passes(self.guard, self._kernel)
+        self.passes.begin(keeps_calls=place.computes_again(0))
         self.is_script_failed = self._is_done = False
         self._sink: PlainSink | None = None
         self._client: Supervised | None = None
@@ -46,10 +47,13 @@ class Watcher:
         self._kernels: dict[torch.device, Kernel] = {}
         self._updates: dict[int, WatchedUpdate] = {}
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._roots: dict[int, list[Root]] = {}
-        """Optimizer -> its models, where they were named."""
+        self._roots = Roots()
+        self._models: dict[int, weakref.ref[nn.Module]] = {}
+        """Optimizer -> its model, where that was named."""
         self._in_closure: WatchedUpdate | None = None
         self._log: StepLog | None = None
+        self._losses: list[Tensor] = []
+        """float64 [calls]: of the latest backward pass; several optimizers may step behind one."""
         self._began, self._cpu = time.monotonic(), time.process_time()
 
     # -- who is the worker
@@ -76,9 +80,9 @@ class Watcher:
             return False
         self._pid, self._sink = os.getpid(), sink
         sink.keep_from_children()
-        self._log = log = StepLog(sink)
+        self._log = StepLog(sink)
         self._client = Supervised(
-            sink, is_held=place.is_held, tell_vectors=log.tell_vectors, keep=self._keep
+            sink, is_held=place.is_held, tell_vectors=self._tell_vectors, keep=self._keep
         )
         sink.emit("phase", name="import", detail={"schema": SCHEMA})
         kernel = self._kernel(device_of(optimizer)).name
@@ -97,22 +101,34 @@ class Watcher:
     def meet(self, optimizer: Optimizer, model: nn.Module | None = None) -> None:
         """It was made: on most occasions its model is there."""
         if model is not None:
-            self._roots[id(optimizer)] = [root_of(model)]
+            self._models[id(optimizer)] = weakref.ref(model)
+            weakref.finalize(optimizer, self._models.pop, id(optimizer), None).atexit = False
+        self._register(optimizer)
+        self._hook(optimizer)
+
+    def _register(self, optimizer: Optimizer) -> None:
         if all(ref() is not optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
-        self.passes.hook(self._roots_of(optimizer))
+
+    def _hook(self, optimizer: Optimizer) -> list[Root]:
+        """Returns its models as they are called now."""
+        roots = self._roots_of(optimizer)
+        self.passes.hook(roots)
+        return roots
 
     def _roots_of(self, optimizer: Optimizer) -> list[Root]:
-        return self._roots.get(id(optimizer)) or roots_of(parameters_of(optimizer))
+        ref = self._models.get(id(optimizer))
+        model = None if ref is None else ref()
+        return self._roots.of(parameters_of(optimizer)) if model is None else [root_of(model)]
 
     def _update_of(self, optimizer: Optimizer) -> WatchedUpdate:
         known = self._updates.get(id(optimizer))
         if known is not None and known.is_of(optimizer):
             return known
         if known is None:
-            self.meet(optimizer)
+            self._register(optimizer)
             weakref.finalize(optimizer, self._updates.pop, id(optimizer), None).atexit = False
-        names = named(parameters_of(optimizer), self._roots_of(optimizer))
+        names = named(parameters_of(optimizer), self._hook(optimizer))
         made = WatchedUpdate(
             optimizer,
             names,
@@ -140,13 +156,11 @@ class Watcher:
     @guarded
     def see_clip(self, parameters: Sequence[Tensor]) -> None:
         """As they were computed: who clips changes them all, and no fault could be named."""
+        refuse_capture()
         clipped = set(map(id, parameters))
         for optimizer in self._present_optimizers():
-            if self._step == 0 and id(optimizer) not in self._updates:
-                self._update_of(optimizer)
-            update = self._updates.get(id(optimizer))
-            if update and clipped.intersection(map(id, parameters_of(optimizer))):
-                update.take()
+            if clipped.intersection(map(id, parameters_of(optimizer))):
+                self._update_of(optimizer).take()
 
     # -- a step
 
@@ -155,8 +169,10 @@ class Watcher:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """What it returns takes the place of the arguments."""
+        refuse_capture()
         if not self._claim(optimizer):
             return None
+        self.passes.note_generators()
         update = self._update_of(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -188,14 +204,12 @@ class Watcher:
         update, log, client = self._updates.get(id(optimizer)), self._log, self._client
         if update is None or log is None or client is None or (updated := update.end()) is None:
             return
-        pending = self._told(optimizer, update, updated)
-        self.passes.begin()
+        log.take(self._told(optimizer, update, updated))
+        if self.passes.calls:
+            log.emit(keep=0)  # it is told before anything else can fail
+            self._send("phase", name="train", detail=self.passes.told_again())
         self._step += 1
-        try:
-            log.take(pending)
-        except SystemExit:
-            self._is_done = True
-            raise
+        self.passes.begin(keeps_calls=self._place.computes_again(self._step))
         client.tell_done(self._step)
         self._stay_in_step(log, client)
         self._began, self._cpu = time.monotonic(), time.process_time()
@@ -215,18 +229,14 @@ class Watcher:
             "lr": float(lr) if isinstance(lr, float | int) and math.isfinite(lr) else 0.0,
             "ms": (time.monotonic() - self._began) * 1000,
             "tokens": noted.num_tokens,
-            "rng": noted.rng,
+            "rng": self.passes.told_generators(),
         }
         if not on_gpu:
             event["busy_ms"] = (time.process_time() - self._cpu) * 1000
-        if self._step == 0 and self.passes.repeated is not None:
-            event["repeated"] = self.passes.repeated
-        if self.passes.not_rehearsed:
-            self._note(f"first step not computed again: {'; '.join(self.passes.not_rehearsed)}")
-            self.passes.not_rehearsed = []
-        losses = [x.reshape(()).double() for x in noted.losses]
-        numbers = [vector.values, updated.grad_norms]
-        numbers += [torch.stack(losses)] if losses else []
+        if noted.losses:
+            losses = [x.reshape(()).double() for x in noted.losses]
+            self._losses = [torch.stack(losses)]
+        numbers = [vector.values, updated.grad_norms, *self._losses]
         numbers, arrived = on_host(numbers)
         leaves = None if getattr(optimizer, "found_inf", None) is not None else noted.leaves
         updated = replace(updated, vector=vector)
@@ -245,6 +255,17 @@ class Watcher:
             self._leave(early="ended early: the run goes on without this worker")
 
     # -- the supervisor
+
+    def _tell_vectors(self, step: int) -> None:
+        """Behind a step first which state changed by itself: of several optimizers the one that
+        keeps it may not have looked at it since."""
+        if (log := self._log) is None:
+            return
+        log.emit(keep=0)
+        for update in () if self._is_done else [*self._updates.values()]:
+            if (change := update.changed_now()) is not None:
+                log.judge(change, update.written_now())
+        log.tell_vectors(step)
 
     def _send(self, kind: str, **fields: Any) -> None:
         if self._sink is not None:
@@ -273,7 +294,7 @@ class Watcher:
         """Of the watching."""
         try:
             sink = self._sink or PlainSink(self._place.events_fd)
-            text = f"not watched from step {self._step} on: {type(error).__name__}: {error}"
+            text = f"{NOT_WATCHED} from step {self._step} on: {type(error).__name__}: {error}"
             sink.emit("note", text=text)
             if self._sink is None:
                 sink.forget()
@@ -291,7 +312,8 @@ class Watcher:
 
     def end(self, early: str | None = None) -> None:
         """The script has ended, or ends here."""
-        if not self.is_claimed or self.is_script_failed or self._is_done:
+        is_over = self._is_done or (self._log is not None and self._log.has_ended)
+        if not self.is_claimed or self.is_script_failed or is_over:
             return
         self._is_done = True
         if self.guard.is_broken:

@@ -56,6 +56,11 @@ def is_compared(quantity: str) -> bool:
     return not quantity.startswith(GENERATORS)
 
 
+def is_given(quantity: str) -> bool:
+    """Whether the passes of a step begin with it, and did not compute it."""
+    return quantity == INPUTS or quantity.startswith(BEFORE)
+
+
 def in_order(told: Iterable[str]) -> Sequence[str]:
     """QUANTITIES, and what else was told that is compared, causes before effects: an optimizer
     other than AdamW keeps other state, as `momentum_buffer` and `before.momentum_buffer`."""

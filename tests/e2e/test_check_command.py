@@ -165,10 +165,22 @@ def test_a_command_that_is_not_repeatable_says_what_to_set(
 
 
 def test_an_operation_that_varies_is_told_with_what_makes_it_repeat(checks: Launcher) -> None:
-    run = checked(checks, "varies:CPU0")
+    run = checked(checks, "gradient@3:CPU1", "once", "varies:CPU2", options=(REPLAYS,))
     assert (run.exit_code, run.report()["culprits"]) == (2, []), run.output
-    assert "CPU0: the passes of its first step gave other bits" in run.report()["summary"]
+    assert run.report()["summary"].startswith(
+        "computed again, CPU2 gave other bits (CPU2: its model, called several times behind step 3)"
+    )
     assert run.report()["do_now"].startswith("Run the same again with --deterministic")
+    told_again(run)
+
+
+@pytest.mark.parametrize("case", ["varies:CPU1", "keeps"])
+def test_calls_of_a_suspect_or_alike_in_all_workers_tell_nothing(
+    checks: Launcher, case: str
+) -> None:
+    run = checked(checks, "gradient@3:CPU1", "once", case, options=(REPLAYS,))
+    assert (run.exit_code, run.report()["culprits"]) == (21, ["CPU1"]), run.output
+    assert run.report()["summary"].endswith("CPU1 gave the right bits")
     told_again(run)
 
 
@@ -176,7 +188,7 @@ def test_an_operation_that_varies_is_told_with_what_makes_it_repeat(checks: Laun
     ("case", "what"),
     [
         ("silent", "3 CPU workers showed no step of a torch optimizer"),
-        ("breaks@2:CPU1", "CPU1 was watched for 3 steps only: the hooks of torch failed"),
+        ("breaks@2:CPU1", "CPU1 was watched for 3 steps only: not watched from step 3 on: Ru"),
         ("short:CPU2", "CPU2 was watched for 7 steps only: its equals did 8"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Launcher, Run
 from tests.e2e.test_check_command import check
+from tests.e2e.test_replay import REPLAYS
 
 SCRIPT = Path(__file__).parents[1] / "instrument" / "nano.py"
 BROKEN = """
@@ -94,7 +95,7 @@ def test_a_script_without_a_seed_repeats_with_one(launcher: Launcher) -> None:
 
 
 def test_an_operation_that_varies_names_nobody(launcher: Launcher) -> None:
-    run = checked(launcher, NANO_VARIES="forward")
+    run = checked(launcher, REPLAYS, NANO_VARIES="forward")
     assert run.exit_code == 2, run.output
     assert "an operation of the command varies" in run.output.splitlines()[-1]
     assert "SUSPECT" not in run.output

@@ -1,7 +1,6 @@
 """A loop as nanoGPT's: clip, dropout, tied weights. NANO_...: what a test changes in it."""
 
 import hashlib
-import itertools
 import os
 import random
 
@@ -83,9 +82,6 @@ if get("NANO_PART"):
 if get("NANO_COMPILE"):
     model = torch.compile(model, backend="eager")
 parameters = list(model.parameters())
-if get("NANO_HOOK"):
-    calls = itertools.count(1)
-    parameters[1].register_hook(lambda gradient: print("gradient", next(calls)))
 named = dict(model.named_parameters())
 if get("NANO_OPTIMIZER") == "two":
     optimizers = [

@@ -20,10 +20,12 @@ from model_check.events import (
     Event,
     Evidence,
     Finished,
+    Go,
     Kept,
     NonFinite,
     Note,
     Phase,
+    Scalar,
     Step,
     Vectors,
 )
@@ -63,7 +65,7 @@ def test_each_step_is_told(clean: Ran) -> None:
     passes |= {"rng.torch", "rng.python", "rng.numpy"}
     assert set(steps[0].fp) == passes | state | {"before.weights"}
     assert set(steps[1].fp) == passes | state | {f"before.{kind}" for kind in state}
-    assert [step.repeated for step in steps[:2]] == [True, None]
+    assert {step.repeated for step in steps} == {None}
     assert [float.hex(float(line.split()[1])) for line in clean.stdout.splitlines()[1:7]] == [
         step.loss for step in steps
     ]
@@ -156,10 +158,38 @@ def test_the_module_that_made_a_nan_is_named(direction: str, clean: Ran, tmp_pat
     assert "h.1.out.bias" not in found.names or direction == "forward"
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_an_operation_that_varies_is_told(direction: str, tmp_path: Path) -> None:
-    ran = watched(NANO, tmp_path / "a", env={"NANO_VARIES": direction})
-    assert ran.of(Step)[0].repeated is False
+def called_again(ran: Ran) -> dict[str, Scalar]:
+    """What is told behind the last step of a replay."""
+    (told,) = (each.detail for each in ran.of(Phase) if "calls repeated" in each.detail)
+    return dict(told)
+
+
+AGAIN = {"MODEL_CHECK_REPLAY": "1", "MODEL_CHECK_STOP_AFTER": "2"}
+
+
+@pytest.mark.parametrize("env", [{}, {"NANO_PART": "1"}, {"NANO_COMPILE": "1"}])
+def test_a_replay_calls_what_its_last_step_called_again_and_again(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    in_run = watched(NANO, tmp_path / "a", env=env).steps[:3]
+    ran = watched(NANO, tmp_path / "b", env=env | AGAIN)
+    assert ran.steps == in_run
+    told = called_again(ran)
+    assert told.pop("calls repeated") is True
+    assert list(told) == [f"calls bits {times}" for times in (2, 4, 8, 16)]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"NANO_VARIES": "forward"},
+        {"NANO_VARIES": "backward"},
+        {"NANO_VARIES": "forward", "NANO_PART": "1"},
+    ],
+)
+def test_an_operation_that_varies_is_told(env: dict[str, str], tmp_path: Path) -> None:
+    ran = watched(NANO, tmp_path / "a", env=env | AGAIN)
+    assert called_again(ran)["calls repeated"] is False
 
 
 def test_a_slow_kernel_takes_a_part_in_each_step_and_everything_in_the_last(
@@ -171,9 +201,8 @@ def test_a_slow_kernel_takes_a_part_in_each_step_and_everything_in_the_last(
 
 
 def test_a_part_that_is_called_by_itself_is_watched_as_a_model(clean: Ran, tmp_path: Path) -> None:
-    ran = watched(NANO, tmp_path / "a", env={"NANO_PART": "1", "NANO_VARIES": "forward"})
+    ran = watched(NANO, tmp_path / "a", env={"NANO_PART": "1"})
     first, of_whole = ran.of(Step)[0], clean.of(Step)[0]
-    assert first.repeated is False
     assert first.fp.keys() == of_whole.fp.keys()
     assert (first.tokens, first.fp["rng.torch"]) == (of_whole.tokens, of_whole.fp["rng.torch"])
 
@@ -188,23 +217,13 @@ def test_state_that_changed_by_itself_is_told_before_what_came_of_it(
     assert (ran.of(NonFinite), ran.exit_code) == ([], clean.exit_code)
 
 
-def test_gradients_that_a_script_hooks_are_not_computed_again(tmp_path: Path) -> None:
-    """It would see them more than once."""
-    ran = watched(NANO, tmp_path / "a", env={"NANO_HOOK": "1"})
-    assert [f"gradient {n}" in ran.stdout for n in (1, 6, 7)] == [True, True, False]
-    assert ran.of(Step)[0].repeated
-    text = "first step not computed again: backward pass: the script hooks its gradients"
-    assert [note.text for note in ran.of(Note)] == [text]
-
-
 @pytest.mark.parametrize(
     "broken",
     [
         "model_check.instrument.update.WatchedUpdate.take",
         "model_check.instrument.update.WatchedUpdate.end",
         "model_check.hooks.fingerprints.FlowSums.take",
-        "model_check.instrument.rehearsal.Rehearsal.run",
-        "model_check.instrument.watcher.roots_of",
+        "model_check.instrument.names.Roots.of",
         "model_check.instrument.watcher.Watcher._stay_in_step",
     ],
 )
@@ -495,6 +514,120 @@ def test_what_a_script_writes_itself_is_no_fault(tmp_path: Path) -> None:
     assert note.text == (
         "the script itself changes 1 tensors of its state, first weight, before step 1"
     )
+
+
+SMALL = """
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        net(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_random_numbers_are_told_where_no_module_is_called(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch import nn
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(3):
+            (weight * torch.randn(4)).sum().backward()
+            optimizer.step()
+        """
+    states = [
+        step.fp["rng.torch"] for step in watched(script(tmp_path, text), tmp_path / "a").of(Step)
+    ]
+    assert len({*states}) == len(states) == 3
+
+
+GAN = """
+    import os, torch
+    from torch import nn
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_maker = torch.optim.Adam(maker.parameters())
+    of_judge = torch.optim.Adam(judge.parameters())
+    for step in range(4):
+        if os.environ.get("FLIP") and step == 2:
+            maker.weight.data.view(torch.int32)[1, 3] ^= 1 << 9
+        judge(maker(torch.randn(2, 4)).detach()).square().sum().backward()
+        of_judge.step()
+        of_judge.zero_grad()
+        judge(maker(torch.randn(2, 4))).sum().backward()
+        if os.environ.get("CLIP") and step == 1:
+            nn.utils.clip_grad_norm_(maker.parameters(), 0.001)
+        if step:
+            of_maker.step()
+        of_maker.zero_grad()
+        of_judge.zero_grad()
+"""
+
+
+def test_a_weight_that_changed_is_named_where_another_optimizer_steps_first(
+    tmp_path: Path,
+) -> None:
+    def ask_in_step_3(event: Event) -> list[Command]:
+        is_asked = isinstance(event, Step) and event.step == 3
+        asked = [AskVectors(step=3), Credit(step=9)] if is_asked else []
+        return [Go()] if isinstance(event, Finished) else asked
+
+    path = script(tmp_path, GAN)
+    ran = watched(path, tmp_path / "a", env={"FLIP": "1"}, answer=ask_in_step_3, first=3)
+    kinds = [type(event) for event in ran.events if isinstance(event, Step | Break | Vectors)]
+    assert kinds[:6] == [*[Step] * 4, Break, Vectors]
+    found = ran.of(Break)[0]
+    assert (found.tensor, found.found) == ("weight", [(7, 9)])
+
+
+def test_the_first_clipping_of_an_optimizer_that_steps_late_does_not_hide_its_gradient(
+    tmp_path: Path,
+) -> None:
+    path = script(tmp_path, GAN)
+    plain_run, clipped = (watched(path, tmp_path / clip, env={"CLIP": clip}) for clip in ("", "1"))
+    one, other = (run.of(Step)[2].fp for run in (plain_run, clipped))
+    assert one["gradients"] == other["gradients"]
+    assert one["exp_avg"] != other["exp_avg"]
+
+
+def test_a_module_that_nobody_looks_at_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    """The NaN of a layer that may not be hooked is not said to be born in the next one."""
+    text = """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        net = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net[0].layers[1].linear1.weight.data[0] = torch.nan
+        net(torch.randn(2, 4, 8)).sum().backward()
+        optimizer.step()
+        """
+    (found,) = watched(script(tmp_path, text), tmp_path / "a").of(NonFinite)
+    assert found.origin is None
+    assert "1.weight" in found.names
+
+
+def test_steps_that_a_cuda_graph_captures_end_the_watching(tmp_path: Path) -> None:
+    """The graph is made up."""
+    text = f"""{SMALL}
+        torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: step == 2
+    """
+    ran = watched(script(tmp_path, text), tmp_path / "a")
+    assert len(ran.of(Step)) == 2
+    (note,) = ran.of(Note)
+    assert note.text.startswith("not watched from step 2 on: RuntimeError: a CUDA graph captures")
+    assert ran.of(Done) == []
+    assert ran.exit_code == 0
+
+
+def test_optimizers_that_step_behind_one_backward_pass_tell_its_loss(tmp_path: Path) -> None:
+    losses = [s.loss for s in watched(NANO, tmp_path / "a", env={"NANO_OPTIMIZER": "two"}).of(Step)]
+    assert losses[0::2] == losses[1::2]
+    assert len({*losses}) == len(losses) / 2 == 6
 
 
 def test_watch_names_what_the_hooks_of_the_start_cannot_reach(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from launcher.plan import (
 )
 from launcher.verdict.own_command import CheckedCommand
 from model_check.utils.project_files import PROJECT
-from model_check.utils.wire import DETERMINISTIC, HELD, INSTRUMENT, SEED, STOP_AFTER
+from model_check.utils.wire import DETERMINISTIC, HELD, INSTRUMENT, REPLAY, SEED, STOP_AFTER
 from model_check.utils.worker_env import RANK_VARIABLES, STORE_FD
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -154,7 +154,7 @@ def test_a_command_is_computed_again_as_in_its_run_up_to_the_step_of_the_fault()
     specs = plan_replay(places[:2], len(places), shared, again)
     for spec, before in zip(specs, plan_command(places, ["tool"], shared, check), strict=False):
         assert (spec.name, spec.argv) == (before.name, before.argv)
-        assert spec.env == before.env | {STOP_AFTER: "3"}
+        assert spec.env == before.env | {STOP_AFTER: "3", REPLAY: "1"}
         assert spec.log_path == Path(f"/runs/r1/{spec.name.lower()}.replay2.log")
         assert not spec.announces_itself
 

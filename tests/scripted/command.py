@@ -5,8 +5,9 @@ SCRIPTED_CASES:
 steps=N: so many, 8 otherwise. gradient@STEP:WORKER, momentum@STEP:WORKER: one bit of it flips.
 weights, batch, order: first weights, batches with other random numbers, batches with equal ones
 differ in all workers. `weights` and `batch` heed MODEL_CHECK_SEED; `reseed`: as `batch`, but does
-not. varies:WORKER: its first step does not repeat. silent: it tells nothing. breaks@STEP:WORKER:
-nobody watches it any more behind that step. short:WORKER: it does one step less.
+not. varies:WORKER: what it calls again does not repeat; keeps: so in all workers, alike.
+silent: it tells nothing. breaks@STEP:WORKER: nobody watches it any more behind that step.
+short:WORKER: it does one step less.
 once: a flip is of the run alone. strays:WORKER: that one differs from step 1 on where it is
 computed again. writes: it writes out-WORKER where it starts. beside: another
 process of it trains, too. source=TEXT: what its file holds. exits=N: its exit code, not told.
@@ -47,8 +48,7 @@ def made_up(*parts: object) -> int:
 
 
 def is_again() -> bool:
-    """A run of these tests without --max-steps has no other last step."""
-    return "MODEL_CHECK_STOP_AFTER" in os.environ
+    return "MODEL_CHECK_REPLAY" in os.environ
 
 
 def own(*names: str) -> str:
@@ -126,6 +126,13 @@ def computed(step: int, taint: str) -> dict[str, dict[str, int]]:
     return {"inputs": {"0": made_up("inputs", step, batch)}} | before | flows | after
 
 
+def called_again() -> dict[str, object]:
+    """What came of the calls of the last step, made again."""
+    bits = WORKER if case("varies") is not None else "equal"
+    is_repeated = bits == "equal" and case("keeps") is None
+    return {"calls repeated": is_repeated, "calls bits 2": bits, "calls bits 4": bits}
+
+
 def train(told: Told) -> None:
     last = os.environ.get("MODEL_CHECK_STOP_AFTER")
     num_steps = int(case("steps") or 8) - (case("short") is not None)
@@ -146,17 +153,19 @@ def train(told: Told) -> None:
         told.kept[step] = found
         rolled = {q: f"{sum(each.values()) % (1 << 64):x}" for q, each in found.items()}
         rolled["rng.torch"] = f"{made_up(step, own('weights', 'batch', 'reseed')):x}"
-        more = {"repeated": case("varies") is None} if step == 0 else {}
         told.emit(
             "step", step=step, loss=loss.hex(), grad_norm=(1.0).hex(), lr=0.1, ms=2.0, tokens=64,
-            fp=rolled, taken="all, all of 1", **more,
+            fp=rolled, taken="all, all of 1",
         )  # fmt: skip
         told.done = step + 1
         if (at := case("breaks")) and int(at) == step:
-            told.emit("note", text="the hooks of torch failed: RuntimeError: test")
+            told.emit("note", text=f"not watched from step {told.done} on: RuntimeError: test")
+            told.emit("note", text="no fingerprint is taken of the odd of weight")
             told.emit("finished")
             return
         if last is not None and int(last) == step:
+            if is_again():
+                told.emit("phase", name="train", detail=called_again())
             break
     told.vectors(told.done - 1)
     told.emit("finished")

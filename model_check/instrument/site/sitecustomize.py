@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from typing import Any
 
-# As in model_check.utils.worker_env, which needs a package.
+# As in model_check.utils.wire, which needs a package.
 _EVENTS_FD, _ROOT = "MODEL_CHECK_EVENTS_FD", "MODEL_CHECK_INSTRUMENT"
 
 

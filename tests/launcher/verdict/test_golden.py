@@ -21,6 +21,7 @@ from launcher.verdict.golden import (
     key_of,
 )
 from launcher.verdict.golden_watch import GoldenWatch
+from launcher.verdict.own_command import CheckedCommand
 from launcher.verdict.record import RunEnd
 from launcher.verdict.results import RunResult, Verdict
 from launcher.verdict.severity import Repeat
@@ -72,6 +73,7 @@ def stands(
     of: Golden | None = None,
     vectors: dict[str, Vectors] | None = None,
     run_settings: dict[str, Any] | None = None,
+    checked: CheckedCommand | None = None,
     **changes: Any,
 ) -> GoldenResult:
     """How workers that told this stand to it; `changes`: in what each said of itself."""
@@ -81,7 +83,7 @@ def stands(
         for event in [Phase(name="build", detail=DETAIL | changes), *told]:
             watch.record(name, event)
             all_facts[name].record(event)
-    record = replace(RECORD, groups=dict.fromkeys(events, "H100 80 GiB"))
+    record = replace(RECORD, groups=dict.fromkeys(events, "H100 80 GiB"), checked=checked)
     return watch.result(record, all_facts, vectors or {})
 
 
@@ -154,6 +156,22 @@ def test_all_that_begin_with_other_weights_are_not_comparable() -> None:
     assert [each.is_comparable for each in found.workers] == [False, False]
     assert "began with other weights" in str(found.workers[0])
     assert stands({"GPU0": [first], "GPU1": [step(0)]}).odd == ["GPU0"]
+
+
+@pytest.mark.parametrize(("drawn", "is_of_gpu"), [("2" * 16, True), ("3" * 16, False)])
+def test_a_generator_that_lay_idle_does_not_explain_what_a_command_did(
+    drawn: str, is_of_gpu: bool
+) -> None:
+    def told(number: int, python: str, forward: str = SUM) -> Step:
+        return step(number, fp={"forward": forward, "rng.python": python})
+
+    command = CheckedCommand(seed=1)
+    key = key_of("H100 80 GiB", DETAIL, command)
+    of = golden(key=key, steps=[told(number, "1" * 16) for number in range(3)])
+    events = [told(0, "2" * 16), told(1, "2" * 16), told(2, drawn, forward="bb")]
+    (worker,) = stands({"GPU0": events}, of, checked=command).workers
+    assert (worker.is_comparable, worker.disagreement is not None) == (is_of_gpu, is_of_gpu)
+    assert ("from step 2 on: random numbers (python)" in str(worker.why)) is not is_of_gpu
 
 
 def test_one_that_told_nothing_is_not_comparable() -> None:

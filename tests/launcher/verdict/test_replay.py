@@ -210,20 +210,23 @@ def test_two_healthy_workers_that_stray_show_kernels_that_vary() -> None:
     assert "a and c gave other bits than in the run (a: step 1, loss): kernels vary" in replay.said
 
 
+STRAYS = {"c": steps(RIGHT, OTHER)}
+
+
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("question", "told", "said"),
     [
-        ({"c": steps(RIGHT, OTHER)}, "c gave other bits than in the run (c: step 1, loss)"),
-        ({"b": [step(0, WRONG, repeated=False)]}, "b gave other bits (b: step 0, passes of"),
+        (AMONG_THREE, STRAYS, "c gave other bits than in the run (c: step 1, loss)"),
+        (
+            Question(2, ("b", "c"), is_named=False),
+            {"b": steps(RIGHT, OTHER)} | STRAYS,  # one of them may be the one that is wrong
+            "b and c gave other bits than in the run (b: step 1, loss)",
+        ),
     ],
 )
-@pytest.mark.parametrize("question", [AMONG_THREE, Question(2, ("b", "c"), is_named=False)])
-def test_of_a_command_one_that_strays_or_does_not_repeat_itself_is_enough(
+def test_of_a_command_one_healthy_worker_that_strays_is_enough(
     question: Question, told: dict[str, list[Event]], said: str
 ) -> None:
-    if not question.is_named and "c" in told:
-        told |= {"b": steps(RIGHT, OTHER)}  # who is not named may be the one that is wrong
-        said = f"b and {said}".replace("(c:", "(b:")
     question = msgspec.structs.replace(question, of_command=True)
     watch = ReplayWatch(question, RECORDS, all_facts({}), limit_s=100)
     stops = [watch.on_event(name, each) for name, events in told.items() for each in events]
@@ -236,6 +239,50 @@ def test_of_a_command_one_that_strays_or_does_not_repeat_itself_is_enough(
     assert replay.said.endswith(
         "an operation of the command varies, so no difference proves anything"
     )
+
+
+def calls(bits: str, *, are_repeated: bool = False) -> list[Event]:
+    """Right, and then what came of calls that are made again: `bits` of 2 times, 4, 8."""
+    told = {f"calls bits {2 << n}": bits[: n + 1] for n in range(len(bits))}
+    detail = {"calls repeated": are_repeated, **told}
+    return [*steps(RIGHT, RIGHT, RIGHT), Phase(name="train", detail=detail)]
+
+
+QUIET = {name: calls("111", are_repeated=True) for name in "abc"}
+
+
+@pytest.mark.parametrize(
+    ("told", "is_software"),
+    [
+        (QUIET, False),
+        (QUIET | {"c": calls("112")}, True),
+        (QUIET | {"b": calls("112")}, False),  # the suspect
+        ({"a": calls("123"), "b": calls("123"), "c": calls("123")}, False),  # keeps something
+        ({"a": calls("12"), "b": calls("123"), "c": calls("123")}, False),  # and is slower
+        ({"a": calls("124"), "b": calls("123"), "c": calls("123")}, True),
+        ({"b": calls("123"), "c": calls("124")}, False),  # one healthy worker
+        (QUIET | {"a": steps(RIGHT, OTHER), "c": calls("112")}, False),  # alone, of the healthy
+    ],
+)
+def test_calls_of_a_healthy_worker_that_vary_and_not_as_others_do_are_the_commands(
+    told: dict[str, list[Event]], is_software: bool
+) -> None:
+    question = msgspec.structs.replace(AMONG_THREE, of_command=True)
+    found = attempt(question, **told)
+    assert "b" not in found.wrong
+    assert any(at.quantity == "repeated" for at in found.wrong.values()) is is_software
+    changed = msgspec.structs.replace(question, has_changed=True)
+    assert all(at.quantity != "repeated" for at in attempt(changed, **told).wrong.values())
+    of_two = msgspec.structs.replace(question, suspects=("b", "c"), healthy=(), is_named=False)
+    told = {name: events for name, events in told.items() if name != "a"}
+    assert all(at.quantity != "repeated" for at in attempt(of_two, **told).wrong.values())
+
+
+def test_it_is_said_what_varied() -> None:
+    question = msgspec.structs.replace(AMONG_THREE, of_command=True)
+    replay = answer(question, [attempt(question, **QUIET | {"c": calls("112")})], 0)
+    assert replay.is_software
+    assert "c gave other bits (c: its model, called several times behind step 2)" in replay.said
 
 
 @pytest.mark.parametrize(
