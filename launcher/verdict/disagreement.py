@@ -13,6 +13,8 @@ from model_check.utils.fingerprint import BEFORE, describe_flip, flipped, label
 from model_check.utils.trials import PASSED, TRIAL_OF
 from model_check.utils.words import listed
 
+CALLS = "calls"
+"""The quantity of what a command called, made again several times behind the last step."""
 REPEATED, EQUAL, VARIED = "repeated", "equal", "other bits"
 """The quantity of a first step that was computed twice, and what its two passes were."""
 _NAMES = {

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from launcher.verdict.agreement import DIVIDING, MUST_MATCH, TAKEN, compare
 from launcher.verdict.alone import Tally, is_majority
-from launcher.verdict.disagreement import REPEATED, VARIED, Disagreement, Replay, explain
+from launcher.verdict.disagreement import CALLS, REPEATED, VARIED, Disagreement, Replay, explain
 from launcher.verdict.facts import WorkerFacts, changed_alike
 from launcher.verdict.live import Watch
 from launcher.verdict.observer import NEVER, Dismissal, Observer
@@ -35,7 +35,7 @@ from model_check.events import (
 )
 from model_check.utils.fingerprint import BEFORE, INPUTS
 from model_check.utils.trials import PASSED, trials_in
-from model_check.utils.wire import CALLS_BITS, CALLS_REPEATED
+from model_check.utils.wire import CALLS_BITS
 from model_check.utils.words import listed
 
 Record = Mapping[int, Step]
@@ -239,7 +239,7 @@ class ReplayWatch(Observer):
     def on_event(self, worker: str, event: Event) -> Stop | None:
         self._all_facts[worker].record(event)
         match event:
-            case Phase(detail=detail) if CALLS_REPEATED in detail:
+            case Phase(detail=detail) if any(key.startswith(CALLS_BITS) for key in detail):
                 self._called_again[worker] = detail
             case Phase(name="build" | "train"):
                 self._compare_what_it_is(worker, event)
@@ -298,19 +298,18 @@ class ReplayWatch(Observer):
         )
 
     def _judge_calls(self) -> None:
-        """Healthy workers whose calls vary. Those of a command that keeps something of its own
-        differ in the same way wherever they are made, so one healthy worker alone tells nothing.
-        Nor do calls explain what changed by itself."""
+        """Healthy workers whose state is equal, and whose calls differ, as often as all made them.
+        Calls do not explain what changed by itself."""
         question = self._question
         names = [name for name in question.healthy if name not in self._wrong]
         told = {n: self._called_again[n] for n in names if n in self._called_again}
-        if len(told) < 2 or question.has_changed:
+        if question.has_changed or len(told) < 2:
             return
-        for name, detail in told.items():
-            others = (other for who, other in told.items() if who != name)
-            if not (detail[CALLS_REPEATED] or any(_is_alike(detail, other) for other in others)):
-                found = Disagreement(question.to_step, REPEATED, {name: VARIED})
-                self._wrong[name] = found
+        shared = set.intersection(*({*detail} for detail in told.values()))
+        for key in (key for key in shared if key.startswith(CALLS_BITS)):
+            bits = {name: str(detail[key]) for name, detail in told.items()}
+            if len({*bits.values()}) > 1:
+                self._wrong |= dict.fromkeys(bits, Disagreement(question.to_step, CALLS, bits))
 
     def _has_finished(self, worker: str) -> bool:
         facts = self._all_facts[worker]
@@ -424,12 +423,6 @@ class ReplayWatch(Observer):
         return None
 
 
-def _is_alike(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> bool:
-    """Whether all calls gave the same bits, as often as both made them."""
-    times = [key for key in one.keys() & other.keys() if key.startswith(CALLS_BITS)]
-    return bool(times) and all(one[key] == other[key] for key in times)
-
-
 def is_open(question: Question, attempts: Sequence[Attempt]) -> bool:
     """Whether the steps must be computed once more before anything is said for good."""
     if attempts[-1].why_not or _varying(question, _first_wrong(attempts)):
@@ -509,11 +502,11 @@ def _of_software(
 ) -> Replay:
     first, at = next(iter(varying.items()))
     what = "an operation of the command varies" if question.of_command else "kernels vary"
-    than, where = " than in the run", f"step {at.step}, {at.place}"
-    if at.quantity == REPEATED and question.of_command:
-        than, where = "", f"its model, called several times behind step {at.step}"
-    gave = f"{listed(list(varying))} gave other bits{than} ({first}: {where})"
-    said = f"computed again, {gave}: {what}, so no difference proves anything"
+    gave = f"gave other bits than in the run ({first}: step {at.step}, {at.place})"
+    if at.quantity == CALLS:
+        gave = f"differ (their models, called several times behind step {at.step})"
+    who = listed(list(varying))
+    said = f"computed again, {who} {gave}: {what}, so no difference proves anything"
     return replace(replayed, is_software=True, said=said)
 
 

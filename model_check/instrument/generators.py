@@ -1,5 +1,6 @@
 """The generators that every module of a process shares: their states, and what tells them apart."""
 
+import ctypes
 import hashlib
 import importlib
 import random
@@ -59,5 +60,5 @@ def _digest(name: str, state: Any) -> str:
     elif name == "numpy":
         content = state[1].tobytes() + repr(state[2:]).encode()
     else:
-        content = array("q", state.view(torch.int64).tolist()).tobytes()
+        content = ctypes.string_at(state.data_ptr(), state.numel())
     return hashlib.blake2b(content, digest_size=4).hexdigest()

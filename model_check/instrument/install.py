@@ -100,7 +100,7 @@ class _Hooks:
         return made
 
     def _script(self, script: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-        """It looks up names in the frame of its caller, two above this one."""
+        """It looks up names in the frame of its caller: three of ours lie between."""
         return self._without_hooks(script, *args, **kw, _frames_up=kw.pop("_frames_up", 0) + 3)
 
     def _without_hooks(self, make: Callable[..., Any], *args: Any, **kw: Any) -> Any:

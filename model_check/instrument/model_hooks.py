@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"
+_FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"
 _DEEPEST = 4
 
 
@@ -47,7 +47,7 @@ def _is_traced() -> bool:
 @contextmanager
 def hooks_off(module: nn.Module) -> Iterator[None]:
     """For what refuses a module that has hooks."""
-    dicts = [vars(m)[hooks] for m in module.modules() for hooks in FORWARD_HOOKS]
+    dicts = [vars(m)[hooks] for m in module.modules() for hooks in _FORWARD_HOOKS]
     were = [(hooks, {**hooks}) for hooks in dicts]
     for hooks, all_hooks in were:
         for number, hook in all_hooks.items():

@@ -11,7 +11,7 @@ from torch import nn
 _WRAPPERS = ("_orig_mod", "module")
 """The only child of what torch.compile and DDP make."""
 UNHOOKED = (nn.TransformerEncoderLayer,)
-"""In its evaluation mode it takes another way, with other bits, where it or a part is hooked."""
+"""In its evaluation mode it takes a slower way, by other kernels, if it or a part is hooked."""
 MOST_SEARCHES = 16
 """A search takes a tenth of a second: a script that makes an optimizer for each parameter waits no
 more than for so many that find nothing new."""

@@ -20,6 +20,7 @@ from model_check.events import (
     Event,
     Finished,
     Go,
+    Phase,
     Step,
     decode,
     encode_command,
@@ -168,6 +169,14 @@ def _hear(ours: socket.socket, answer: Answer) -> list[Event]:
                         ours.sendall(encode_command(command))
                     except (BrokenPipeError, ConnectionResetError):
                         return events
+
+
+def are_calls_alike(one: Ran, other: Ran) -> bool:
+    """Whether what both replays called again gave the same bits, as often as both had the time."""
+    told = [ran.of(Phase)[-1].detail for ran in (one, other)]
+    names = [name for name in told[0].keys() & told[1].keys() if name.startswith("calls bits ")]
+    assert names, told
+    return all(told[0][name] == told[1][name] for name in names)
 
 
 def script(directory: Path, text: str, name: str = "train.py") -> Path:
