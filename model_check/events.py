@@ -61,7 +61,8 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     """One finished optimizer step. `loss` and `grad_norm` are exact bits, as `float.hex()`."""
 
     step: Natural
-    loss: ExactFloat
+    loss: ExactFloat | None
+    """None: a command called no backward pass of a single value."""
     grad_norm: ExactFloat
     lr: float
     ms: Milliseconds

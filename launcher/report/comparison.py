@@ -247,8 +247,8 @@ def _read_events(directory: Path, worker: str, curves: TrialCurves) -> list[list
     losses: list[float] = []
     for event in lines_of(directory / f"{worker.lower()}.events.jsonl", decode):
         match event:
-            case Step():
-                loss = float.fromhex(event.loss)
+            case Step(loss=str(bits)):
+                loss = float.fromhex(bits)
                 losses.append(loss)
                 curves.loss.add(event.step, loss)
             case Metrics():

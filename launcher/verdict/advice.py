@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from launcher.verdict.nodes import Elsewhere
 from launcher.verdict.results import RunResult, Verdict, WorkerResult
-from launcher.verdict.rules import COMMAND_AGAIN, NOT_AGAIN, REPLAY, STILL_VARIES, Kind
+from launcher.verdict.rules import (
+    COMMAND_AGAIN,
+    NOT_AGAIN,
+    REPLAY,
+    RULE_OPERATIONS_OUT,
+    STILL_VARIES,
+    Kind,
+)
 from launcher.verdict.severity import CauseClass, in_words
 from model_check.config.drill import worker_of
 from model_check.config.ranks import JOBS
@@ -73,9 +80,11 @@ def _about_run(result: RunResult, directory: str) -> str:
 
 
 def _form(kind: Kind, result: RunResult) -> str:
-    form, checked = kind.rule.advice, result.run.get("checked") or {}
-    if kind is Kind.COMMAND_VARIES and checked.get("deterministic"):
-        return STILL_VARIES
+    form, checked = kind.rule.advice, result.run.get("checked")
+    if checked is not None and checked.get("deterministic"):
+        form = STILL_VARIES if kind is Kind.COMMAND_VARIES else form
+    elif checked is not None and kind is Kind.ODD_UNSETTLED:
+        form = RULE_OPERATIONS_OUT
     is_job = result.run.get("mode") in JOBS
     return NOT_AGAIN if form.startswith(REPLAY) and (is_job or _is_incomparable(result)) else form
 

@@ -147,7 +147,8 @@ class Curves(Struct):
         return spent
 
     def _step(self, step: Step) -> None:
-        self.loss.add(step.step, float.fromhex(step.loss))
+        if step.loss is not None:
+            self.loss.add(step.step, float.fromhex(step.loss))
         self.grad_norm.add(step.step, float.fromhex(step.grad_norm))
         self.busy_ms.add(step.step, step.ms if step.busy_ms is None else step.busy_ms)
 

@@ -53,10 +53,11 @@ _LOOK_AT_SOFTWARE = (
     "the software."
 )
 _MAKE_REPEATABLE = "No GPU is to blame: change what the message names, then run again."
-_RULE_OPERATIONS_OUT = (
-    "An operation that varies now and then shows the same as a GPU that errs once. Run again with "
+RULE_OPERATIONS_OUT = (
+    "An operation that varies now and then shows the same as a GPU that errs so. Run again with "
     "--deterministic: if {who} is named again, suspect it."
 )
+"""Also in place of a replay, which settled nothing."""
 _MAKE_DETERMINISTIC = (
     "Run the same again with --deterministic: torch then takes operations that repeat their bits. "
     "If one worker alone varies again and again, suspect it."
@@ -206,7 +207,7 @@ class Kind(Enum):
     """From the majority of its equals, or from a golden file."""
     ODD_ONCE = Rule(Verdict.SUSPECT, EXIT_DISAGREEMENT, _SUSPICIOUS, f"{_ODD}, {{right}}", _WATCH)
     ODD_ONCE_OF_COMMAND = Rule(
-        Verdict.SUSPECT, EXIT_DISAGREEMENT, _UNKNOWN, f"{_ODD}, {{right}}", _RULE_OPERATIONS_OUT
+        Verdict.SUSPECT, EXIT_DISAGREEMENT, _UNKNOWN, f"{_ODD}, {{right}}", RULE_OPERATIONS_OUT
     )
     """The same, of a command without --deterministic: no fault that a GPU's history counts."""
     ODD_UNSETTLED = Rule(

@@ -77,12 +77,14 @@ def what_was_equal(
         return _what_shards_showed(all_facts, f"{whose} equal bit for bit in {count}")
     how, equal = fingerprints_of(all_facts), f"{whose} equal bit for bit in {count}"
     state = _STATE if is_job else _STATE_AND_FLOW if is_ours else _STATE_OF_COMMAND
+    has_loss = any(facts.loss_last is not None for facts in all_facts)
     if how == "full":
-        return f"loss, {state}{equal}"
+        return f"{'loss, ' if has_loss else ''}{state}{equal}"
+    norm = "loss and gradient norm" if has_loss else "gradient norm"
     if how == "off":
-        return f"loss and gradient norm{equal}"
+        return f"{norm}{equal}"
     whole = "the first and the last" if all(h.is_finished for h in all_facts) else "the first"
-    return f"loss and gradient norms{equal}, a part of {state} in each, all in {whole}"
+    return f"{norm}s{equal}, a part of {state} in each, all in {whole}"
 
 
 def _what_shards_showed(all_facts: Sequence[WorkerFacts], equal: str) -> str:

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 
 from model_check.utils.words import printable
 
@@ -14,7 +15,7 @@ _NAME = "source "
 """As in launcher.verdict.golden."""
 _UNREAD = "unread"
 _MOST_NAMED = 64
-_OF_OTHERS = ("site-packages", "dist-packages")
+_OF_OTHERS = ("/site-packages/", "/dist-packages/")
 
 
 def digests(note: Callable[[str], None]) -> dict[str, str]:
@@ -24,8 +25,9 @@ def digests(note: Callable[[str], None]) -> dict[str, str]:
     is one digest."""
     roots = [os.path.dirname(path) for path in _files("__main__")]
     with suppress(OSError):  # it may be gone
-        roots.append(os.path.realpath(os.getcwd()))
-    paths = [path for path in _files(*sys.modules) if _is_in(path, roots)]
+        roots.append(os.getcwd())
+    own = _beginnings(roots)
+    paths = [path for path in _files(*sys.modules) if path.startswith(own)]
     found = {os.path.relpath(path, roots[0]): path for path in paths}
     read = {name: _digest(name, path, note) for name, path in sorted(found.items())}
     if len(read) <= _MOST_NAMED:
@@ -35,29 +37,33 @@ def digests(note: Callable[[str], None]) -> dict[str, str]:
 
 
 def _files(*modules: str) -> Iterator[str]:
-    """Yields real paths."""
-    theirs = _places_of_others()
+    """Yields real paths. There are thousands of modules, and few folders."""
+    theirs, real = _beginnings(_places_of_others()), cache(os.path.realpath)
     for name in modules:
         # Not getattr: a lazy module would begin to import.
         file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
         if not isinstance(file, str) or not os.path.isabs(file):
             continue
         with suppress(OSError, ValueError):
-            path = os.path.realpath(file)
-            if not (_is_in(path, theirs) or any(f"/{each}/" in path for each in _OF_OTHERS)):
+            path = os.path.join(real(os.path.dirname(file)), os.path.basename(file))
+            if not (_is_of(theirs, path) or _is_of(theirs, path := os.path.realpath(path))):
                 yield path
 
 
 def _places_of_others() -> set[str]:
     """The standard library, what is installed, and us."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-    found = {sysconfig.get_path(name) for name in names}
-    found |= {os.path.join(sys.prefix, "bin"), os.path.dirname(os.path.dirname(__file__))}
-    return {os.path.realpath(path) for path in found}
+    of_python = sysconfig.get_paths()
+    found = {of_python[name] for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")}
+    return found | {os.path.join(sys.prefix, "bin"), os.path.dirname(os.path.dirname(__file__))}
 
 
-def _is_in(path: str, folders: Iterable[str]) -> bool:
-    return any(path.startswith(os.path.join(folder, "")) for folder in folders)
+def _is_of(others: tuple[str, ...], path: str) -> bool:
+    return path.startswith(others) or any(each in path for each in _OF_OTHERS)
+
+
+def _beginnings(folders: Iterable[str]) -> tuple[str, ...]:
+    """Returns how the real path of a file in one of them begins."""
+    return tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
 
 
 def _digest(name: str, path: str, note: Callable[[str], None]) -> str:

@@ -64,7 +64,7 @@ class StepLog:
             vector = replace(pending.updated.vector, values=values, step=step)
             self._kept.append(vector)
             rng = pending.event.pop("rng")
-            loss = _hex(sum(losses[0].tolist()) if losses else 0.0)
+            loss = _hex(sum(losses[0].tolist())) if losses else None
             norm = math.sqrt(sum(norm * norm for norm in norms.tolist()))
             change = pending.update.changed(vector)
             self._is_broken |= change is not None and _is_flip(change, pending.updated.written)
@@ -79,7 +79,7 @@ class StepLog:
                 self.judge(change, pending.updated.written)
 
     def _end_at_nonfinite(
-        self, pending: Pending, loss: str, grad_norm: str, are_finite: list[bool]
+        self, pending: Pending, loss: str | None, grad_norm: str, are_finite: list[bool]
     ) -> None:
         """The script ends: what it would train on is lost."""
         self.has_ended = True
@@ -87,7 +87,7 @@ class StepLog:
         bad = [name for name, is_finite in zip(names, are_finite, strict=True) if not is_finite]
         found = pending.leaves.origin(bad) if pending.leaves else None
         origin = {} if found is None else {"origin": as_told(found)}
-        numbers = {"loss": loss, "grad_norm": grad_norm, "names": bad[:_NUM_NAMED]}
+        numbers = {"loss": loss or "nan", "grad_norm": grad_norm, "names": bad[:_NUM_NAMED]}
         self._sink.emit("nonfinite", step=step, where="gradient", **numbers, **origin)
         born = "" if found is None else f", born in {found.module}"
         error = f"step {step}: non-finite gradient{born}"

@@ -106,6 +106,11 @@ class Watcher:
         self._register(optimizer)
         self._hook(optimizer)
 
+    @guarded
+    def see_part(self, _module: nn.Module, _name: str, part: object) -> None:
+        """A module gets it."""
+        self._roots.see_part(part)
+
     def _register(self, optimizer: Optimizer) -> None:
         if all(ref() is not optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))

@@ -178,6 +178,25 @@ def test_a_replay_calls_what_its_last_step_called_again_and_again(
     assert are_calls_alike(ran, watched(NANO, tmp_path / "c", env=env | AGAIN))
 
 
+RANK_0 = """
+    import torch
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    torch.distributed.init_process_group("fake", rank=0, world_size={size}, store=FakeStore())
+"""
+
+
+@pytest.mark.parametrize("size", ["2", "1"])
+@pytest.mark.parametrize("by", ["environment", "torch"])
+def test_a_replay_calls_nothing_again_for_which_another_rank_may_wait(
+    by: str, size: str, tmp_path: Path
+) -> None:
+    text = RANK_0.format(size=size) + SMALL if by == "torch" else SMALL
+    env = AGAIN if by == "torch" else AGAIN | {"WORLD_SIZE": size}
+    ran = watched(script(tmp_path, text), tmp_path / "a", env=env)
+    assert len(ran.of(Step)) == 3
+    assert bool(ran.of(Phase)[-1].detail) == (size == "1")
+
+
 @pytest.mark.parametrize(
     "env",
     [
@@ -627,6 +646,17 @@ def test_optimizers_that_step_behind_one_backward_pass_tell_its_loss(tmp_path: P
     losses = [s.loss for s in watched(NANO, tmp_path / "a", env={"NANO_OPTIMIZER": "two"}).of(Step)]
     assert losses[0::2] == losses[1::2]
     assert len({*losses}) == len(losses) / 2 == 6
+
+
+def test_a_script_whose_backward_passes_begin_at_no_single_value_tells_no_loss(
+    tmp_path: Path,
+) -> None:
+    text = SMALL.replace(".sum().backward()", ".backward(torch.ones(2, 1))")
+    ran = watched(script(tmp_path, text), tmp_path / "a")
+    assert [step.loss for step in ran.of(Step)] == [None] * 3
+    summed = watched(script(tmp_path, SMALL), tmp_path / "b").of(Step)
+    assert None not in [step.loss for step in summed]
+    assert [step.grad_norm for step in ran.of(Step)] == [step.grad_norm for step in summed]
 
 
 def test_watch_names_what_the_hooks_of_the_start_cannot_reach(tmp_path: Path) -> None:

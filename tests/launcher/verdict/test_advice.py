@@ -53,6 +53,17 @@ def test_what_to_do_names_the_worker_and_the_command(found: RunResult, step: str
     assert step in found.do_now
 
 
+def test_a_command_that_a_replay_did_not_settle_runs_with_operations_that_repeat() -> None:
+    run = result().run
+    first, then = (
+        run_of(row(Kind.ODD_UNSETTLED), run=run | {"checked": {"deterministic": given}}).do_now
+        for given in (False, True)
+    )
+    assert "Run again with --deterministic: if GPU0 is named again, suspect it." in first
+    assert then == run_of(row(Kind.ODD_UNSETTLED)).do_now
+    assert "replay /run" in then
+
+
 def test_a_condemned_gpu_is_told_beside_the_culprit() -> None:
     sick = row(Kind.GPU_FAULT, "GPU1", symptoms=["Xid 79: power-cycle the host"])
     found = result(row(Kind.ODD_AGAIN), sick, culprits=["GPU0"], verdict=Verdict.FAIL)

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from launcher.verdict.curves import MAX_BUCKETS, Curves, Series
@@ -90,6 +91,12 @@ def test_phases_are_timed_and_the_last_one_lasts_to_what_was_heard_last() -> Non
         "eval",
         "train",
     ]
+
+
+def test_a_step_without_a_loss_is_on_no_curve_of_losses() -> None:
+    curves = Curves()
+    curves.record(msgspec.structs.replace(step(0, 1), loss=None))
+    assert (len(curves.loss.buckets), len(curves.grad_norm.buckets)) == (0, 1)
 
 
 def test_nothing_is_timed_after_the_end() -> None:

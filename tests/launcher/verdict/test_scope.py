@@ -26,13 +26,15 @@ GPU = {
 }
 
 
-def trained(steps: int, *, finished: bool = True, **detail: Any) -> WorkerFacts:
+def trained(
+    steps: int, *, finished: bool = True, loss: str | None = LOSS, **detail: Any
+) -> WorkerFacts:
     facts = WorkerFacts()
     facts.record(Phase(name="build", detail=GPU | detail))
     for n in range(steps):
         repeated = True if n == 0 else None
         facts.record(
-            Step(step=n, loss=LOSS, grad_norm=LOSS, lr=0, ms=1, tokens=1000, repeated=repeated)
+            Step(step=n, loss=loss, grad_norm=LOSS, lr=0, ms=1, tokens=1000, repeated=repeated)
         )
     if finished:
         facts.record(Finished())
@@ -58,6 +60,17 @@ def scope(*arguments: Any, **more: Any) -> Scope:
 
 def last_lines(judgement: Judgement) -> list[str]:
     return list(closing_lines(judgement, Path("/r"), tail_lines=0))[-3:]
+
+
+@pytest.mark.parametrize(("fingerprints", "loss"), [("full, c", "loss, "), ("off", "loss and ")])
+def test_no_loss_is_called_equal_where_none_was_told(fingerprints: str, loss: str) -> None:
+    def summary(loss: str | None) -> str:
+        names = ("GPU0", "GPU1")
+        told = {name: trained(9, loss=loss, fingerprints=fingerprints) for name in names}
+        return concluded(dict.fromkeys(names, 9), **told).result.summary
+
+    assert summary(None) == summary(LOSS).replace(loss, "")
+    assert loss in summary(LOSS)
 
 
 @pytest.mark.parametrize("verb", ["train", "check"])
