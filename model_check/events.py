@@ -249,7 +249,7 @@ class NonFinite(_Event, frozen=True, kw_only=True, tag="nonfinite"):
 
     step: Natural
     where: Literal["loss", "gradient", "weight"]
-    loss: ExactFloat
+    loss: ExactFloat | None
     grad_norm: ExactFloat
     names: list[str] = []
     """Parameters that are not finite, or whose gradients are not, in model order."""

@@ -81,10 +81,11 @@ def _about_run(result: RunResult, directory: str) -> str:
 
 def _form(kind: Kind, result: RunResult) -> str:
     form, checked = kind.rule.advice, result.run.get("checked")
-    if checked is not None and checked.get("deterministic"):
-        form = STILL_VARIES if kind is Kind.COMMAND_VARIES else form
-    elif checked is not None and kind is Kind.ODD_UNSETTLED:
-        form = RULE_OPERATIONS_OUT
+    is_deterministic = checked is not None and checked.get("deterministic")
+    if kind is Kind.COMMAND_VARIES and is_deterministic:
+        return STILL_VARIES
+    if kind is Kind.ODD_UNSETTLED and checked is not None and not is_deterministic:
+        return f"{RULE_OPERATIONS_OUT} {form}"
     is_job = result.run.get("mode") in JOBS
     return NOT_AGAIN if form.startswith(REPLAY) and (is_job or _is_incomparable(result)) else form
 

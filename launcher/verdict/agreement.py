@@ -228,6 +228,8 @@ class Agreement:
         return None
 
 
+NO_LOSS = "none"
+"""It told none: another one that does differs from it."""
 _OF_ALL = ("loss", "grad_norms", "grad_norm")
 _Place = tuple[int, int, str]
 """Of an event in a run: an evaluation comes before the step of its number, trials before all."""
@@ -318,8 +320,10 @@ def _lacking(reported: Mapping[str, Told]) -> dict[str, list[str]]:
 
 
 def _bits(event: Event, quantity: str) -> str | None:
-    if isinstance(event, Evaluation) or quantity == "loss":
+    if isinstance(event, Evaluation):
         return event.loss
+    if quantity == "loss":
+        return event.loss or NO_LOSS
     if quantity == REPEATED:
         return None if event.repeated is None else EQUAL if event.repeated else VARIED
     return event.grad_norm if quantity == "grad_norm" else event.fp.get(quantity)

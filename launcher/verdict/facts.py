@@ -37,6 +37,8 @@ class WorkerFacts(Struct):
     detail: dict[str, Scalar] = field(default_factory=dict)
     """Device, versions, model: what the phases reported, the latest value of each name."""
     num_steps: int = 0
+    num_losses: int = 0
+    """Steps that told one."""
     loss_first: str | None = None
     loss_last: str | None = None
     tokens: int = 0
@@ -140,7 +142,9 @@ class WorkerFacts(Struct):
         if step.wait_ms is not None and self.num_steps > WARM_UP:
             self.steps_ms += step.ms
             self.waits_ms += step.wait_ms
-        self.loss_last = step.loss
+        if step.loss is not None:
+            self.num_losses += 1
+            self.loss_last = step.loss
         if step.repeated is not None:
             self.repeated = step.repeated
         # It trained on after a NaN, so it does not end of that.

@@ -54,10 +54,10 @@ _LOOK_AT_SOFTWARE = (
 )
 _MAKE_REPEATABLE = "No GPU is to blame: change what the message names, then run again."
 RULE_OPERATIONS_OUT = (
-    "An operation that varies now and then shows the same as a GPU that errs so. Run again with "
-    "--deterministic: if {who} is named again, suspect it."
+    "An operation that varies now and then looks the same as a GPU that errs now and then. Run "
+    "again with --deterministic: if {who} is named again, suspect it."
 )
-"""Also in place of a replay, which settled nothing."""
+"""Also where replays of a command settled nothing."""
 _MAKE_DETERMINISTIC = (
     "Run the same again with --deterministic: torch then takes operations that repeat their bits. "
     "If one worker alone varies again and again, suspect it."

@@ -77,7 +77,7 @@ def what_was_equal(
         return _what_shards_showed(all_facts, f"{whose} equal bit for bit in {count}")
     how, equal = fingerprints_of(all_facts), f"{whose} equal bit for bit in {count}"
     state = _STATE if is_job else _STATE_AND_FLOW if is_ours else _STATE_OF_COMMAND
-    has_loss = any(facts.loss_last is not None for facts in all_facts)
+    has_loss = all(facts.num_losses == facts.num_steps for facts in all_facts)
     if how == "full":
         return f"{'loss, ' if has_loss else ''}{state}{equal}"
     norm = "loss and gradient norm" if has_loss else "gradient norm"

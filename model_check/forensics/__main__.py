@@ -197,7 +197,8 @@ def _of_event(event: NonFinite | Break) -> Iterator[str]:
     if isinstance(event, Break):
         yield f"found: {event.what}"
         return
-    yield f"found: {event.where} not finite; loss {float.fromhex(event.loss):.4f}"
+    loss = "" if event.loss is None else f"; loss {float.fromhex(event.loss):.4f}"
+    yield f"found: {event.where} not finite{loss}"
     if event.origin is not None:
         yield f"born in {event.origin.place}: {event.origin.counts}{again(event.repeated)}"
     if event.names:

@@ -11,10 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
@@ -56,8 +52,6 @@ class _Hooks:
         self._watcher = watcher
         self._handles: list[Any] = []
         self._register(watcher.before_step, watcher.after_step)
-        register_module_module_registration_hook(watcher.see_part)
-        register_module_parameter_registration_hook(watcher.see_part)
         _wrap(Optimizer, "__init__", self._made)
         # Tensor.backward calls it by this name.
         _wrap(torch.autograd, "backward", self._backward)

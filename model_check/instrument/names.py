@@ -13,8 +13,8 @@ _WRAPPERS = ("_orig_mod", "module")
 UNHOOKED = (nn.TransformerEncoderLayer,)
 """In its evaluation mode it takes a slower way, by other kernels, if it or a part is hooked."""
 MOST_SEARCHES = 16
-"""In vain. A search takes a tenth of a second, and a script may make an optimizer for each tensor
-of no model."""
+"""A search takes a tenth of a second: a script that makes an optimizer for each parameter waits no
+more than for so many that find nothing new."""
 _HAND_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d
 """What makes no value that is not finite."""
 
@@ -27,49 +27,27 @@ class Root(NamedTuple):
     inner: nn.Module
 
 
-class _Top:
-    """An outermost module, as long as the script has it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self._parts = {id(part) for part in (*module.modules(), *module.parameters())}
-        self.is_in_other = False
-        """A module has taken it, or a part of it, for a part of its own since."""
-
-    def see_part(self, part: object) -> None:
-        self.is_in_other |= id(part) in self._parts
-
-    def holds(self, ids: Set[int]) -> bool:
-        return (module := self.module()) is not None and _holds(module, ids)
-
-
 class Roots:
     """The models of this process."""
 
     def __init__(self) -> None:
-        self._known: list[_Top] = []
-        self._num_in_vain = 0
-
-    def see_part(self, part: object) -> None:
-        """A module takes this module or parameter for a part of its own."""
-        for top in self._known:
-            top.see_part(part)
+        self._known: list[weakref.ref[nn.Module]] = []
+        self._num_repeated = self._num_in_vain = 0
+        """Searches for what was known, and those that found nothing."""
 
     def of(self, parameters: Iterable[nn.Parameter]) -> list[Root]:
-        """Finds the outermost modules that hold one of the parameters."""
+        """Finds the outermost modules that hold one of the parameters. What is known may be within
+        a wrapper by now."""
         ids = {id(parameter) for parameter in parameters}
-        self._known = [top for top in self._known if top.module() is not None]
-        tops = [top for top in self._known if top.holds(ids)]
-        is_known = bool(tops) and not any(top.is_in_other for top in tops)
-        if not is_known and self._num_in_vain < MOST_SEARCHES:
-            if found := _search(ids):
-                tops = [_Top(module) for module in found]
-                within = {id(part) for module in found for part in module.modules()}
-                others = (top for top in self._known if id(top.module()) not in within)
-                self._known = [*others, *tops]
-            else:
-                self._num_in_vain += 1
-        return [root_of(module) for top in tops if (module := top.module()) is not None]
+        tops = [top for ref in self._known if (top := ref()) is not None and _holds(top, ids)]
+        if (self._num_repeated if tops else self._num_in_vain) < MOST_SEARCHES:
+            self._num_repeated += bool(tops)
+            tops = _search(ids)
+            self._num_in_vain += not tops
+            within = {id(module) for top in tops for module in top.modules()}
+            known = [ref for ref in self._known if ref() is not None and id(ref()) not in within]
+            self._known = [*known, *map(weakref.ref, tops)]
+        return [root_of(top) for top in tops]
 
 
 def _search(ids: Set[int]) -> list[nn.Module]:

@@ -28,6 +28,7 @@ MOST_CALLS = 4096
 class Noted:
     """Of the step that is under way."""
 
+    has_backward: bool = False
     losses: list[Tensor] = field(default_factory=list)
     num_tokens: int = 0
     num_calls: int = 0

@@ -26,7 +26,7 @@ def digests(note: Callable[[str], None]) -> dict[str, str]:
     roots = [os.path.dirname(path) for path in _files("__main__")]
     with suppress(OSError):  # it may be gone
         roots.append(os.getcwd())
-    own = _beginnings(roots)
+    own = _prefixes(roots)
     paths = [path for path in _files(*sys.modules) if path.startswith(own)]
     found = {os.path.relpath(path, roots[0]): path for path in paths}
     read = {name: _digest(name, path, note) for name, path in sorted(found.items())}
@@ -38,7 +38,7 @@ def digests(note: Callable[[str], None]) -> dict[str, str]:
 
 def _files(*modules: str) -> Iterator[str]:
     """Yields real paths. There are thousands of modules, and few folders."""
-    theirs, real = _beginnings(_places_of_others()), cache(os.path.realpath)
+    theirs, real = _prefixes(_places_of_others()), cache(os.path.realpath)
     for name in modules:
         # Not getattr: a lazy module would begin to import.
         file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
@@ -46,8 +46,10 @@ def _files(*modules: str) -> Iterator[str]:
             continue
         with suppress(OSError, ValueError):
             path = os.path.join(real(os.path.dirname(file)), os.path.basename(file))
-            if not (_is_of(theirs, path) or _is_of(theirs, path := os.path.realpath(path))):
-                yield path
+            if not _is_others(path, theirs):
+                path = os.path.realpath(path)
+                if not _is_others(path, theirs):
+                    yield path
 
 
 def _places_of_others() -> set[str]:
@@ -57,11 +59,11 @@ def _places_of_others() -> set[str]:
     return found | {os.path.join(sys.prefix, "bin"), os.path.dirname(os.path.dirname(__file__))}
 
 
-def _is_of(others: tuple[str, ...], path: str) -> bool:
-    return path.startswith(others) or any(each in path for each in _OF_OTHERS)
+def _is_others(path: str, theirs: tuple[str, ...]) -> bool:
+    return path.startswith(theirs) or any(each in path for each in _OF_OTHERS)
 
 
-def _beginnings(folders: Iterable[str]) -> tuple[str, ...]:
+def _prefixes(folders: Iterable[str]) -> tuple[str, ...]:
     """Returns how the real path of a file in one of them begins."""
     return tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
 

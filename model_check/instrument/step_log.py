@@ -87,7 +87,7 @@ class StepLog:
         bad = [name for name, is_finite in zip(names, are_finite, strict=True) if not is_finite]
         found = pending.leaves.origin(bad) if pending.leaves else None
         origin = {} if found is None else {"origin": as_told(found)}
-        numbers = {"loss": loss or "nan", "grad_norm": grad_norm, "names": bad[:_NUM_NAMED]}
+        numbers = {"loss": loss, "grad_norm": grad_norm, "names": bad[:_NUM_NAMED]}
         self._sink.emit("nonfinite", step=step, where="gradient", **numbers, **origin)
         born = "" if found is None else f", born in {found.module}"
         error = f"step {step}: non-finite gradient{born}"

@@ -53,7 +53,8 @@ class Watcher:
         self._in_closure: WatchedUpdate | None = None
         self._log: StepLog | None = None
         self._losses: list[Tensor] = []
-        """float64 [calls]: of the latest backward pass; several optimizers may step behind one."""
+        """float64 [calls]: of the latest backward pass; several optimizers may step behind one.
+        Empty: it began at no single value."""
         self._began, self._cpu = time.monotonic(), time.process_time()
 
     # -- who is the worker
@@ -106,11 +107,6 @@ class Watcher:
         self._register(optimizer)
         self._hook(optimizer)
 
-    @guarded
-    def see_part(self, _module: nn.Module, _name: str, part: object) -> None:
-        """A module gets it."""
-        self._roots.see_part(part)
-
     def _register(self, optimizer: Optimizer) -> None:
         if all(ref() is not optimizer for ref in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
@@ -155,8 +151,10 @@ class Watcher:
         for update in self._updates.values():
             if update is not self._in_closure:
                 update.drop()
-        if len(losses := self.passes.noted.losses) < MOST_CALLS:
-            losses += [x.detach() for x in roots if x.numel() == 1]
+        noted = self.passes.noted
+        noted.has_backward = True
+        if len(noted.losses) < MOST_CALLS:
+            noted.losses += [x.detach() for x in roots if x.numel() == 1]
 
     @guarded
     def see_clip(self, parameters: Sequence[Tensor]) -> None:
@@ -238,9 +236,9 @@ class Watcher:
         }
         if not on_gpu:
             event["busy_ms"] = (time.process_time() - self._cpu) * 1000
-        if noted.losses:
+        if noted.has_backward:
             losses = [x.reshape(()).double() for x in noted.losses]
-            self._losses = [torch.stack(losses)]
+            self._losses = [torch.stack(losses)] if losses else []
         numbers = [vector.values, updated.grad_norms, *self._losses]
         numbers, arrived = on_host(numbers)
         leaves = None if getattr(optimizer, "found_inf", None) is not None else noted.leaves

@@ -657,6 +657,17 @@ def test_a_script_whose_backward_passes_begin_at_no_single_value_tells_no_loss(
     summed = watched(script(tmp_path, SMALL), tmp_path / "b").of(Step)
     assert None not in [step.loss for step in summed]
     assert [step.grad_norm for step in ran.of(Step)] == [step.grad_norm for step in summed]
+    text = SMALL.replace(".sum().backward()", ".backward(torch.ones(2, 1) / (step < 2))")
+    (found,) = watched(script(tmp_path, text), tmp_path / "c").of(NonFinite)
+    assert (found.step, found.loss) == (2, None)
+
+
+def test_a_step_without_a_loss_does_not_tell_that_of_an_earlier_one(tmp_path: Path) -> None:
+    call = "net(torch.randn(2, 4))"
+    one, each = f"{call}.sum().backward()", f"{call}.backward(torch.ones(2, 1))"
+    text = SMALL.replace(one, f"{one} if step == 1 else {each}")
+    told = [step.loss for step in watched(script(tmp_path, text), tmp_path / "a").of(Step)]
+    assert [loss is None for loss in told] == [True, False, True]
 
 
 def test_watch_names_what_the_hooks_of_the_start_cannot_reach(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_a_command_that_a_replay_did_not_settle_runs_with_operations_that_repeat
     )
     assert "Run again with --deterministic: if GPU0 is named again, suspect it." in first
     assert then == run_of(row(Kind.ODD_UNSETTLED)).do_now
-    assert "replay /run" in then
+    assert "replay /run GPU0" in then
+    assert first.endswith(then)
 
 
 def test_a_condemned_gpu_is_told_beside_the_culprit() -> None:

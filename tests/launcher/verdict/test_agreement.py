@@ -30,6 +30,20 @@ def test_equal_bits_agree_and_are_counted() -> None:
     assert agreement.agreed_steps == {"GPU0": 3, "GPU1": 3}
 
 
+def test_a_worker_that_alone_has_a_loss_or_none_differs() -> None:
+    for odd, usual in ((SAME, None), (None, SAME)):
+        agreement = alike("GPU0", "GPU1", "GPU2")
+        for name in ("GPU0", "GPU2"):
+            agreement.record(name, msgspec.structs.replace(step(3), loss=usual))
+        found = agreement.record("GPU1", msgspec.structs.replace(step(3), loss=odd))
+        assert found is not None
+        assert (found.quantity, found.odd) == ("loss", ("GPU1",))
+        assert "none" in found.values
+    agreement = alike("GPU0", "GPU1")
+    for name in ("GPU0", "GPU1"):
+        assert agreement.record(name, msgspec.structs.replace(step(3), loss=None)) is None
+
+
 def test_the_odd_worker_of_three_is_named_with_the_step_and_the_quantity() -> None:
     agreement = alike("GPU0", "GPU1", "GPU2")
     agreement.record("GPU0", step(7))

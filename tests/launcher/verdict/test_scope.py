@@ -73,6 +73,16 @@ def test_no_loss_is_called_equal_where_none_was_told(fingerprints: str, loss: st
     assert loss in summary(LOSS)
 
 
+def test_losses_of_a_part_of_the_steps_are_not_called_equal() -> None:
+    told = {name: trained(9) for name in ("GPU0", "GPU1")}
+    for facts in told.values():
+        facts.record(Step(step=9, loss=None, grad_norm=LOSS, lr=0, ms=1, tokens=1000))
+        assert facts.loss_last == LOSS
+    result = concluded(dict.fromkeys(told, 10), **told).result
+    assert "gradients" in result.summary
+    assert "loss" not in result.summary
+
+
 @pytest.mark.parametrize("verb", ["train", "check"])
 def test_a_training_of_one_worker_is_told_in_a_trainers_words(verb: str) -> None:
     """What it shows of the GPU is in its report; a check says it, also where it saves."""
