@@ -42,6 +42,7 @@ from model_check.errors import EXIT_PASS, InternalError, ModelCheckError, Storag
 from model_check.utils.project_files import version
 from model_check.utils.requests import TO_FORWARD, TO_STOP
 from model_check.utils.secrets import masked_argv
+from model_check.utils.threads import start_without_signals
 
 if TYPE_CHECKING:
     from launcher.report.live_table import LiveTable
@@ -235,7 +236,7 @@ class Run:
     def _prepare_and_train(self) -> Outcome:
         """One child builds or finds the token cache; then every worker opens it."""
         launch = self._launch
-        Thread(target=_import_what_judges, daemon=True).start()
+        start_without_signals(Thread(target=_import_what_judges, daemon=True))
         patient = replace(launch.limits, silence_s=launch.limits.silence_s * SILENCE_PATIENCE)
         preparer = Supervisor(
             [plan_prepare(launch.context)],

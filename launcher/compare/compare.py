@@ -34,6 +34,7 @@ from model_check.errors import StorageError, describe_exit, exit_code_of
 from model_check.utils.project_files import PACKAGES
 from model_check.utils.requests import REQUESTS, TO_STOP, request_of
 from model_check.utils.secrets import masked_argv
+from model_check.utils.threads import start_without_signals
 from model_check.utils.words import listed
 
 _CLOSING_S = 3.0
@@ -203,10 +204,7 @@ class Child:
         except OSError as error:
             raise SpawnError("no process for a training", error) from error
         self.reader = Thread(target=self._relay, daemon=True)
-        # A signal that came to it, and not to who waits for one, would be lost.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self.reader.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        start_without_signals(self.reader)
 
     def send(self, signum: int) -> None:
         self.is_asked_to_stop |= signum in TO_STOP

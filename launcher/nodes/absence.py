@@ -17,6 +17,7 @@ from model_check.utils.files import read_whole
 from model_check.utils.project_files import version
 from model_check.utils.requests import TO_STOP
 from model_check.utils.slurm import SlurmStep
+from model_check.utils.threads import start_without_signals
 
 _LOOK_S = 0.1
 _TOLD_S = 1.0
@@ -65,7 +66,7 @@ class Absence:
         # A resolver, or scontrol, may keep a thread waiting for longer.
         thread = threading.Thread(target=self._work, args=(step, why, exit_code), daemon=True)
         with suppress(RuntimeError):  # there is no room for another thread
-            thread.start()
+            start_without_signals(thread)
             _wait(thread, say)
 
     def _work(self, step: SlurmStep, why: str, exit_code: int) -> None:

@@ -27,6 +27,7 @@ from launcher.nodes.messages import (
     encode,
 )
 from model_check.errors import EXIT_INTERNAL, EXIT_PEER_LOST
+from model_check.utils.threads import start_without_signals
 from model_check.utils.words import first_line
 
 BEAT_S = 1.0
@@ -106,7 +107,7 @@ class Link(ABC):
         self.limit_s, self._until = limit_s, until
         self._open()
         self._loop = asyncio.new_event_loop()
-        self._thread.start()
+        start_without_signals(self._thread)
 
     def say(self, message: Message) -> None:
         """To all nodes; it is in the log when it has its place there."""

@@ -6,7 +6,6 @@ terminal that is gone, all lines are dropped. The log files have them all.
 
 import os
 import select
-import signal
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from pathlib import Path
 from launcher.output.append_file import AppendFile
 from launcher.output.own_lines import for_terminal
 from launcher.output.panel import REDRAW_S, Draw, Panel, can_have_one, other_lines
+from model_check.utils.threads import start_without_signals
 from model_check.utils.words import printable_lines
 
 LAUNCHER_PREFIX = "[launcher] "
@@ -147,7 +147,7 @@ class Printer:
         thread = threading.Thread(target=self._work, name="printer", daemon=True)
         # "can't start new thread": the workers, which are about to end, have them all.
         with suppress(RuntimeError):
-            thread.start()
+            start_without_signals(thread)
             self._thread = thread
 
     def _tell_dropped(self) -> None:
@@ -162,8 +162,6 @@ class Printer:
         self._lock.notify()
 
     def _work(self) -> None:
-        # A signal that the main thread has blocked must wait for that thread, not be taken here.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while (data := self._take()) is not None:
             if self._panel is not None:
                 data = self._panel.below(data)
