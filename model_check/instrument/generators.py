@@ -1,4 +1,4 @@
-"""The generators that every module of a process shares: their states, and what tells them apart."""
+"""The generators that every module of a process shares: what tells their states apart."""
 
 import ctypes
 import hashlib
@@ -11,31 +11,10 @@ from typing import Any
 
 import torch
 
-States = dict[str, Any]
-
-
-def states() -> States:
-    """A GPU's only where one is used: to ask makes a context."""
-    found: States = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = torch.cuda.get_rng_state()
-    if (numpy := _numpy()) is not None:
-        found["numpy"] = numpy.random.get_state()
-    return found
-
-
-def put_back(before: States) -> None:
-    torch.set_rng_state(before["torch"])
-    random.setstate(before["python"])
-    if "cuda" in before:
-        torch.cuda.set_rng_state(before["cuda"])
-    if "numpy" in before and (numpy := _numpy()) is not None:
-        numpy.random.set_state(before["numpy"])
-
 
 def digests() -> dict[str, str]:
     """`rng.torch` -> 8 hex digits."""
-    return {f"rng.{name}": _digest(name, state) for name, state in states().items()}
+    return {f"rng.{name}": _digest(name, state) for name, state in _states().items()}
 
 
 def seed(number: int) -> None:
@@ -45,6 +24,16 @@ def seed(number: int) -> None:
         import numpy.random
 
         numpy.random.seed(number % 2**32)
+
+
+def _states() -> dict[str, Any]:
+    """A GPU's only where one is used: to ask makes a context."""
+    found: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found["cuda"] = torch.cuda.get_rng_state()
+    if (numpy := _numpy()) is not None:
+        found["numpy"] = numpy.random.get_state()
+    return found
 
 
 def _numpy() -> Any:
